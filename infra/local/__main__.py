@@ -1,6 +1,6 @@
-"""`python -m infra.local`: AWS and instance metadata on loopback until SIGTERM or SIGINT; prints what to export.
+"""`python -m infra.local`: AWS and instance metadata on loopback until SIGTERM or SIGINT; prints the variables to export.
 
-With words it plays an event in the one whose address LUSTRAIN_LOCAL_AWS_CONTROL holds: `python -m infra.local spot
+With arguments it plays an event in the running server that LUSTRAIN_LOCAL_AWS_CONTROL addresses: `python -m infra.local spot
 instance=i-0123456789abcdef0 in_s=30`. The commands are those of `player.COMMANDS`; values are JSON or plain text.
 """
 
@@ -22,20 +22,20 @@ from infra.local.metadata import LocalMetadata
 CONTROL = "LUSTRAIN_LOCAL_AWS_CONTROL"
 
 
-def main(words: Sequence[str] = ()) -> int:
-    if words and words[0] in ("-h", "--help"):
+def main(arguments: Sequence[str] = ()) -> int:
+    if arguments and arguments[0] in ("-h", "--help"):
         print(__doc__)
         return 0
-    return _play(*words) if words else _serve()
+    return _play(*arguments) if arguments else _serve()
 
 
 def _serve() -> int:
     from infra.local.additions import left_out
     from infra.local.errors import LEFT_OUT as UNIMPLEMENTED
 
-    ended = threading.Event()
+    stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: stop_requested.set())
     with LocalAws() as aws, LocalMetadata() as metadata:
         print(f"# AWS at {aws.endpoint}, all regions")
         print("# left out:")
@@ -47,7 +47,7 @@ def _serve() -> int:
             print(f"export {name}={value}")
         print(f"export {CONTROL}={aws.control}")
         print(f"export LUSTRAIN_LOCAL_METADATA_CONTROL={metadata.control}", flush=True)
-        ended.wait()
+        stop_requested.wait()
     return 0
 
 
@@ -57,25 +57,29 @@ def _play(command: str, *details: str) -> int:
         print(f"{CONTROL} is not set: it holds the address of a running `python -m infra.local`, which prints it")
         return 2
     try:
-        answer = Events(control).state() if command == "state" else send(f"{control}/control/{command}", _read(details))
+        reply = (
+            Events(control).state()
+            if command == "state"
+            else send(f"{control}/control/{command}", _parse_details(details))
+        )
     except (OSError, ValueError) as error:
         print(f"{command}: {error}")
         return 2
-    print(json.dumps(answer, indent=2))
+    print(json.dumps(reply, indent=2))
     return 0
 
 
-def _read(details: Sequence[str]) -> dict[str, Any]:
-    read: dict[str, Any] = {}
-    for word in details:
-        name, given, value = word.partition("=")
-        if not given:
-            raise ValueError(f"{word}: must have the form name=value")
+def _parse_details(details: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for argument in details:
+        name, separator, value = argument.partition("=")
+        if not separator:
+            raise ValueError(f"{argument}: must have the form name=value")
         try:
-            read[name] = json.loads(value)
+            values[name] = json.loads(value)
         except ValueError:
-            read[name] = value
-    return read
+            values[name] = value
+    return values
 
 
 if __name__ == "__main__":

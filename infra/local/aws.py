@@ -1,8 +1,7 @@
-"""AWS on loopback: moto, mended by `additions`, behind a real threaded HTTP server in its own process.
+"""AWS on loopback: moto, completed by `additions`, behind a real threaded HTTP server in its own process.
 
-Every region is there, and every service that moto knows. `LEFT_OUT` says what it leaves out, so that nobody takes it for
-more, and `additions.left_out()` the rest, service by service. Checksums being among it, integrity is tested against a real
-S3 server as well (tests/lab/servers.py).
+It offers every region and every service of moto. `LEFT_OUT` lists its general limits, and `additions.left_out()` the limits
+of each service. Checksums are among them, so integrity is also tested against a real S3 server (tests/lab/servers.py).
 """
 
 from __future__ import annotations
@@ -42,24 +41,26 @@ class LocalAws:
 
     @property
     def events(self) -> Events:
-        """Plays what AWS does to machines: spot notices, ends of capacity blocks, faults of nodes."""
+        """The event player: spot notices, ends of capacity blocks, faults of nodes."""
         return Events(self.control)
 
     def start(self) -> LocalAws:
-        """Return once the server answers; RuntimeError with its own words when it does not come up."""
+        """Start the server and wait until it listens; RuntimeError with the server's output when it does not start."""
         command = [sys.executable, "-m", "infra.local.aws"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        # A server that hangs while it starts is ended, which ends the wait for its first line as well.
+        # Killing a server that hangs at its start also ends the wait for its first line.
         watchdog = threading.Timer(START_SECONDS, self._process.kill)
         watchdog.start()
         try:
-            line = self._process.stdout.readline() if self._process.stdout else ""
+            first_line = self._process.stdout.readline() if self._process.stdout else ""
         finally:
             watchdog.cancel()
-        if not line.startswith(_READY):
+        if not first_line.startswith(_READY):
             self.stop()
-            raise RuntimeError(f"the local AWS server did not start: {line.strip() or 'it ended and printed nothing'}")
-        self.endpoint, self.control = line.removeprefix(_READY).split()
+            raise RuntimeError(
+                f"the local AWS server did not start: {first_line.strip() or 'it ended and printed nothing'}"
+            )
+        self.endpoint, self.control = first_line.removeprefix(_READY).split()
         return self
 
     def stop(self) -> None:
@@ -98,7 +99,7 @@ def client_environment() -> dict[str, str]:
 
 
 def serve() -> None:
-    """Serve until standard input ends or SIGTERM comes; the kernel chooses the ports, the first line says them."""
+    """Serve until standard input ends or SIGTERM arrives; the kernel chooses the ports, and the first line prints them."""
     import logging
 
     from werkzeug.serving import make_server
@@ -120,7 +121,7 @@ def serve() -> None:
         os._exit(0)
 
     def stop(*_: object) -> None:
-        # The end of standard input sends a second one, which would be a traceback in the midst of the first one's exit.
+        # The end of standard input sends a second SIGTERM, which would print a traceback during the exit.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(0)
 

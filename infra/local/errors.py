@@ -1,7 +1,7 @@
-"""Errors of the embedded AWS in the form that AWS clients read; where moto is to blame, a line in the terminal as well.
+"""Errors of the embedded AWS in the form that AWS clients read; gaps and failures of moto are printed as well.
 
-moto answers what it does not implement with a page in HTML and a traceback. No client of AWS can read the page, and the
-traceback says no more than the action's name.
+moto answers unimplemented actions with an HTML page and a traceback. No AWS client can read the page, and the traceback
+contains no more than the action's name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import cast
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from botocore.session import Session
-from flask import Flask, Response, request
+from flask import Flask, Response
+from flask import request as flask_request
 from moto.core.exceptions import ServiceException
 from moto.core.model import OperationModel, ServiceModel
 from moto.core.request import Request, determine_request_protocol
@@ -34,20 +35,20 @@ LEFT_OUT = (
     "Service Quotas answers no ListServiceQuotas, SSM no StartSession; its SendCommand says Success and runs nothing"
 )
 NOT_IMPLEMENTED = "NotImplemented"
-"""The code of S3 for what it does not do (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); other
+"""The code that S3 uses for unimplemented features (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); other
 services have none."""
-BROKEN = "InternalFailure"
+INTERNAL_FAILURE = "InternalFailure"
 """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html"""
 
 Wsgi = Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]
 
 
-class Unanswered(ServiceException):
-    """moto's own exception looks for its error's model in the module of its class, which must be outside moto then."""
+class EmulationError(ServiceException):
+    """An error without a model; the class is outside moto because moto looks up models by the module of the class."""
 
 
 class Terminal:
-    """Prints each thing once, whatever thread it comes from."""
+    """Prints each message once, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,93 +65,97 @@ TERMINAL = Terminal()
 
 
 def application() -> Wsgi:
-    """moto's server for all services, in a process that serves nothing else."""
-    # The code is ours, so that no service's model has it; moto would say that each time.
-    warnings.filterwarnings("ignore", message=r"Exception\(Unanswered\)")
-    # moto leaves the type of many an answer out, and Flask calls those pages.
+    """Return moto's server for all services, for a process that serves nothing else."""
+    # No service's model has this project's error code, and moto would warn each time.
+    warnings.filterwarnings("ignore", message=r"Exception\(EmulationError\)")
+    # moto sends many responses without a content type, and Flask would label them HTML.
     Response.default_mimetype = None
     server: Wsgi = DomainDispatcherApplication(_app_of)  # type: ignore[arg-type]
     return server
 
 
 def _app_of(service: str | None) -> Wsgi:
-    """Return the application for one service, mended; for a service that moto does not have, one that says so."""
+    """Return the application of a service with error handlers; a service that moto lacks gets an error response."""
     if service is None:
-        return _no_such_service
+        return _unknown_service
     app: Flask = create_backend_app(service)  # type: ignore[arg-type]
 
-    def model_of(asked: Request) -> ServiceModel | None:
-        return _model(service) or _model(_scope(asked))
+    def model_of(request: Request) -> ServiceModel | None:
+        return _find_model(service) or _find_model(_signed_service(request))
 
-    def left_out(error: Exception) -> Response:
-        asked = cast("Request", request)
-        return _left_out(asked, model_of(asked), str(error))
+    def not_implemented(error: Exception) -> Response:
+        request = cast("Request", flask_request)
+        return _not_implemented(request, model_of(request), str(error))
 
-    def failed(error: Exception) -> Response | HTTPException:
-        asked = cast("Request", request)
-        return error if isinstance(error, HTTPException) else _failed(asked, model_of(asked), error)
+    def internal_failure(error: Exception) -> Response | HTTPException:
+        request = cast("Request", flask_request)
+        return error if isinstance(error, HTTPException) else _internal_failure(request, model_of(request), error)
 
-    # A path that no action of the service has here; moto's own "not found" are errors of AWS, of other classes.
-    app.register_error_handler(NotFound, left_out)
-    app.register_error_handler(MethodNotAllowed, left_out)
-    app.register_error_handler(NotImplementedError, left_out)
-    app.register_error_handler(Exception, failed)
+    # NotFound means that no action has this path; missing resources are errors of AWS, of other classes.
+    app.register_error_handler(NotFound, not_implemented)
+    app.register_error_handler(MethodNotAllowed, not_implemented)
+    app.register_error_handler(NotImplementedError, not_implemented)
+    app.register_error_handler(Exception, internal_failure)
     return app
 
 
-def _no_such_service(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    asked = Request(environ)
-    return _left_out(asked, _model(_scope(asked)), "the service is not there")(environ, start_response)
+def _unknown_service(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    request = Request(environ)
+    return _not_implemented(request, _find_model(_signed_service(request)), "the service is not there")(
+        environ, start_response
+    )
 
 
-def _left_out(asked: Request, model: ServiceModel | None, why: str) -> Response:
-    name = str(model.service_name) if model else _scope(asked) or asked.host
-    action = _action(asked, model) or why
+def _not_implemented(request: Request, model: ServiceModel | None, reason: str) -> Response:
+    name = str(model.service_name) if model else _signed_service(request) or request.host
+    action = _action_name(request, model) or reason
     TERMINAL.once(f"{name} {action}", f"left out: {name} {action}")
-    return _error(asked, model, 501, NOT_IMPLEMENTED, f"the embedded AWS does not implement {name} {action}")
+    return _error_response(request, model, 501, NOT_IMPLEMENTED, f"the embedded AWS does not implement {name} {action}")
 
 
-def _failed(asked: Request, model: ServiceModel | None, error: Exception) -> Response:
-    places = traceback.extract_tb(error.__traceback__)
-    where = f"{places[-1].filename}:{places[-1].lineno}" if places else ""
-    TERMINAL.once(f"{type(error).__name__} {where}", "".join(traceback.format_exception(error)).rstrip())
-    return _error(asked, model, 500, BROKEN, f"the embedded AWS failed: {type(error).__name__}: {error}")
+def _internal_failure(request: Request, model: ServiceModel | None, error: Exception) -> Response:
+    frames = traceback.extract_tb(error.__traceback__)
+    location = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    TERMINAL.once(f"{type(error).__name__} {location}", "".join(traceback.format_exception(error)).rstrip())
+    return _error_response(
+        request, model, 500, INTERNAL_FAILURE, f"the embedded AWS failed: {type(error).__name__}: {error}"
+    )
 
 
-def _error(asked: Request, model: ServiceModel | None, status: int, code: str, message: str) -> Response:
-    """Return an error in the protocol of the service; JSON where nobody knows the service."""
+def _error_response(request: Request, model: ServiceModel | None, status: int, code: str, message: str) -> Response:
+    """Return an error in the protocol of the service, or JSON when the service is unknown."""
     if model is None:
         body = json.dumps({"__type": code, "message": message})
         return Response(body, status, {"X-Amzn-Errortype": code, "Content-Type": "application/json"})
-    protocol = determine_request_protocol(model, asked.content_type)
+    protocol = determine_request_protocol(model, request.content_type)
     serializer = get_serializer_class(str(model.service_name), protocol)(OperationModel({}, model))
-    answer = serializer.serialize(Unanswered(code, message))
-    return Response(answer["body"], status, answer["headers"])
+    serialized = serializer.serialize(EmulationError(code, message))
+    return Response(serialized["body"], status, serialized["headers"])
 
 
-def _action(asked: Request, model: ServiceModel | None) -> str:
-    """Return the API's name of what is asked; empty where the request does not say."""
-    named = asked.values.get("Action") or asked.headers.get("X-Amz-Target", "").rpartition(".")[2]
-    if named or model is None:
-        return str(named)
+def _action_name(request: Request, model: ServiceModel | None) -> str:
+    """Return the API name of the requested action, empty when the request does not contain it."""
+    name = request.values.get("Action") or request.headers.get("X-Amz-Target", "").rpartition(".")[2]
+    if name or model is None:
+        return str(name)
     try:
-        operation, _ = get_service_router(str(model.service_name)).match(asked)
+        operation, _ = get_service_router(str(model.service_name)).match(request)
     except (NotFound, NotImplementedError):
         return ""
     return str(operation.name)
 
 
-def _scope(asked: Request) -> str | None:
+def _signed_service(request: Request) -> str | None:
     """Return the service's name in the signature: the fourth part of the credential
     (https://docs.aws.amazon.com/IAM/latest/UserGuide/create-signed-request.html)."""
-    found = re.search(r"Credential=[^/,]+/\d+/[^/,]+/([^/,]+)/", asked.headers.get("Authorization", ""))
-    return found[1] if found else None
+    match = re.search(r"Credential=[^/,]+/\d+/[^/,]+/([^/,]+)/", request.headers.get("Authorization", ""))
+    return match[1] if match else None
 
 
-def _model(service: str | None) -> ServiceModel | None:
-    """botocore's model of a service, which moto writes without hyphens; None where it has none of the name."""
-    known = _services().get(boto3_service_name.get(service, service).replace("-", "")) if service else None
-    return get_service_model(known) if known else None
+def _find_model(service: str | None) -> ServiceModel | None:
+    """Return botocore's model of a service, whose name moto writes without hyphens; None when botocore has no such service."""
+    service_name = _services().get(boto3_service_name.get(service, service).replace("-", "")) if service else None
+    return get_service_model(service_name) if service_name else None
 
 
 @cache

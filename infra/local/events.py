@@ -1,8 +1,8 @@
-"""The event player: what AWS does to a cluster's machines, done to those of the embedded AWS.
+"""The event player: interruptions, faults and maintenance for the machines of the embedded AWS.
 
-An event goes on the account's event bus, in the form that its service documents, and on to the targets of the rules that
-match it; instance, Auto Scaling group and the node's instance metadata follow. `Events` is for callers in any process;
-what it asks for is played inside the server, which answers on a second port (`LocalAws.control`).
+An event is put on the account's event bus, in the form that its service documents, and rules deliver it to their targets;
+the instance, its Auto Scaling group and the node's instance metadata change with it. `Events` is a client for any process;
+the server plays the events and listens for commands on a second port (`LocalAws.control`).
 
 Forms: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html,
 rebalance-recommendations.html and capacity-blocks-monitor.html beside it, and
@@ -25,12 +25,12 @@ RETIREMENT_SECONDS = 14 * 24 * 3600.0
 RETIREMENT = "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED"
 FAULT = "NvidiaErrorTerminate"
 BLOCK_WARNING_SECONDS = 40 * 60.0
-"""A capacity block says its end 40 minutes before; its instances begin to terminate 10 minutes later."""
+"""EC2 announces the end of a capacity block 40 minutes ahead; its instances begin to terminate 10 minutes later."""
 
 
 @dataclass(frozen=True)
 class Events:
-    """Plays events of AWS through the control address of an embedded AWS; ValueError with its words when it refuses.
+    """Plays events of AWS through the control address of an embedded AWS; ValueError with the server's message on refusal.
 
     `metadata` is the control address of the `LocalMetadata` that stands for the node, if there is one.
     """
@@ -75,29 +75,29 @@ class Events:
         return self._play("block-expiry", reservation=reservation, in_s=in_s)
 
     def node_fault(self, cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:
-        """HyperPod finds a fault in a node and, with automatic recovery, replaces it."""
+        """Play a fault that HyperPod detects in a node; with automatic recovery it replaces the node."""
         return self._play("node-fault", cluster=cluster, instance=instance, region=region, fault=fault)
 
     def node_replacement(self, cluster: str, instance: str, region: str) -> dict[str, Any]:
-        """HyperPod puts a new machine in the place of a node."""
+        """Play the replacement of a node's machine by HyperPod."""
         return self._play("node-replacement", cluster=cluster, instance=instance, region=region)
 
     def state(self) -> dict[str, Any]:
-        """Instances of Auto Scaling groups with their lifecycle states, and events that no target could be given."""
-        with urllib.request.urlopen(f"{self.control}/control/state", timeout=10) as answer:
-            return json.load(answer)  # type: ignore[no-any-return]
+        """Return the lifecycle states of the instances in Auto Scaling groups, and the events that were not delivered."""
+        with urllib.request.urlopen(f"{self.control}/control/state", timeout=10) as reply:
+            return json.load(reply)  # type: ignore[no-any-return]
 
     def _play(self, command: str, **details: Any) -> dict[str, Any]:
         return send(f"{self.control}/control/{command}", {k: v for k, v in details.items() if v is not None})
 
 
 def send(address: str, command: dict[str, Any]) -> dict[str, Any]:
-    """Post a command to a control address on loopback; ValueError with the words of the refusal."""
+    """Post a command to a control address on loopback; ValueError with the server's message on refusal."""
     if not address.startswith("http://127.0.0.1:"):
         raise ValueError(f"{address}: control addresses are on loopback, http://127.0.0.1:…")
     request = urllib.request.Request(address, json.dumps(command).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.loads(answer.read() or b"{}")  # type: ignore[no-any-return]
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return json.loads(reply.read() or b"{}")  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         raise ValueError(error.read().decode() or f"{address} answered {error.code}") from None

@@ -1,8 +1,7 @@
-"""The EC2 instance metadata service (IMDSv2) on loopback, driven by a script.
+"""The EC2 instance metadata service (IMDSv2) on loopback, controlled by tests and the rehearsal.
 
-It answers what a node asks about itself and about its end: tokens, spot notice, rebalance recommendation, Auto
-Scaling lifecycle state, identity and placement. Paths and bodies follow the EC2 user guide ("Instance metadata
-categories", "Spot Instance interruption notices").
+It serves tokens, the spot notice, the rebalance recommendation, the Auto Scaling lifecycle state, identity and placement.
+Paths and bodies follow the EC2 user guide ("Instance metadata categories", "Spot Instance interruption notices").
 
 A second port takes commands from other processes, as JSON:
 `POST /control/spot {"action": "terminate", "in_s": 120}`, `/control/rebalance`, `/control/lifecycle {"state": "Terminated"}`,
@@ -46,7 +45,7 @@ class LocalMetadata:
     """A context manager around the two servers; its methods may be called from any thread."""
 
     def __init__(self, identity: Mapping[str, str] | None = None) -> None:
-        """`identity` replaces or adds what the instance says of itself, by path below /latest/meta-data/."""
+        """`identity` adds or replaces values of the instance, by path below /latest/meta-data/."""
         self._lock = threading.Lock()
         self._tokens: dict[str, float] = {}
         self._identity = {**_IDENTITY, **(identity or {})}
@@ -54,7 +53,7 @@ class LocalMetadata:
         self._failures: list[int] = []
         self._servers: list[ThreadingHTTPServer] = []
         self.requests: Counter[str] = Counter()
-        """How often each path was asked for, whatever the answer was."""
+        """The number of requests for each path, including failed ones."""
 
     @property
     def endpoint(self) -> str:
@@ -68,11 +67,11 @@ class LocalMetadata:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that send a metadata client here."""
+        """Variables that send a metadata client to this server."""
         return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.endpoint, "AWS_EC2_METADATA_DISABLED": "false"}
 
     def spot_notice(self, action: str = "terminate", in_s: float = NOTICE_SECONDS) -> None:
-        """Announces the end of the instance `in_s` seconds from now; `action` is terminate, stop or hibernate."""
+        """Announce the end of the instance `in_s` seconds from now; `action` is terminate, stop or hibernate."""
         if action not in ("terminate", "stop", "hibernate"):
             raise ValueError(f"EC2 has no spot action {action!r}")
         at = _stamp(in_s)
@@ -82,7 +81,7 @@ class LocalMetadata:
                 self._answers["spot/termination-time"] = at
 
     def rebalance(self) -> None:
-        """Recommends to rebalance, as of now."""
+        """Publish a rebalance recommendation with the current time."""
         with self._lock:
             self._answers["events/recommendations/rebalance"] = json.dumps({"noticeTime": _stamp(0)})
 
@@ -92,7 +91,7 @@ class LocalMetadata:
             self._answers["autoscaling/target-lifecycle-state"] = state
 
     def expire_tokens(self) -> None:
-        """Every token given out so far is no longer valid."""
+        """Invalidate every token issued so far."""
         with self._lock:
             self._tokens.clear()
 
@@ -102,7 +101,7 @@ class LocalMetadata:
             self._failures = [status] * count
 
     def clear(self) -> None:
-        """Back to a quiet instance; tokens stay valid."""
+        """Withdraw all notices and failures; tokens stay valid."""
         with self._lock:
             self._answers = dict(self._identity)
             self._failures = []
@@ -111,17 +110,17 @@ class LocalMetadata:
         with self._lock:
             return {"answers": dict(self._answers), "requests": dict(self.requests)}
 
-    def token(self, ttl: str | None) -> str | None:
+    def issue_token(self, ttl: str | None) -> str | None:
         """Return a fresh token for a life of `ttl` seconds as sent in the header; None when the service would refuse that."""
         if ttl is None or not ttl.isdecimal() or not 1 <= int(ttl) <= MAX_TOKEN_SECONDS:
             return None
-        made = secrets.token_urlsafe(40)
+        token = secrets.token_urlsafe(40)
         with self._lock:
-            self._tokens[made] = time.monotonic() + int(ttl)
-        return made
+            self._tokens[token] = time.monotonic() + int(ttl)
+        return token
 
-    def answer(self, path: str, token: str | None) -> tuple[int, str]:
-        """Status and body for a GET."""
+    def respond(self, path: str, token: str | None) -> tuple[int, str]:
+        """Return the status and body of a GET."""
         with self._lock:
             self.requests[path] += 1
             if self._failures:
@@ -134,7 +133,7 @@ class LocalMetadata:
             body = self._answers.get(path.removeprefix(_META)) if path.startswith(_META) else None
             return (404, "") if body is None else (200, body)
 
-    def failing(self, path: str) -> int | None:
+    def next_failure(self, path: str) -> int | None:
         """Count a request for a token; return the status it should fail with, if any."""
         with self._lock:
             self.requests[path] += 1
@@ -180,14 +179,14 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing; `LocalMetadata.requests` tells what was asked."""
+        """Log nothing; `LocalMetadata.requests` counts the requests."""
 
 
 def _metadata_handler(metadata: LocalMetadata) -> type[_Handler]:
     class Handler(_Handler):
         def do_PUT(self) -> None:
             self.body()
-            if (status := metadata.failing(self.path)) is not None:
+            if (status := metadata.next_failure(self.path)) is not None:
                 return self.reply(status)
             if self.path != "/latest/api/token":
                 return self.reply(404)
@@ -195,13 +194,13 @@ def _metadata_handler(metadata: LocalMetadata) -> type[_Handler]:
             if "X-Forwarded-For" in self.headers:
                 return self.reply(403)
             ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
-            token = metadata.token(ttl)
+            token = metadata.issue_token(ttl)
             if token is None or ttl is None:
                 return self.reply(400)
             return self.reply(200, token, {"X-aws-ec2-metadata-token-ttl-seconds": ttl})
 
         def do_GET(self) -> None:
-            self.reply(*metadata.answer(self.path, self.headers.get("X-aws-ec2-metadata-token")))
+            self.reply(*metadata.respond(self.path, self.headers.get("X-aws-ec2-metadata-token")))
 
     return Handler
 
@@ -239,5 +238,5 @@ def _address(server: ThreadingHTTPServer) -> str:
 
 
 def _stamp(in_s: float) -> str:
-    """UTC in the service's own form, to the second."""
+    """Return a UTC time in the service's format, in whole seconds."""
     return (datetime.now(UTC) + timedelta(seconds=in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
 """A mock of the Pulumi engine: it records the resources that a program asks for.
 
-What it leaves out is nearly everything: no provider checks an argument, nothing is created, no order is kept, ids and
-computed values are made up here, and a misspelled key of a plain dictionary passes.
+It emulates almost nothing: no provider checks an argument, nothing is created, resources have no order, ids and computed
+values are invented, and a misspelled key of a plain dictionary passes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ACCOUNT = "123456789012"
 
 
 class Recorder(Mocks):
-    """Answers every resource with its own inputs and what AWS would compute; keeps what was asked for."""
+    """Records every resource, and answers with its inputs and the values that AWS would compute."""
 
     def __init__(self, region: str) -> None:
         self.region = region
@@ -26,9 +26,9 @@ class Recorder(Mocks):
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         self.resources.append((args.typ, args.name, dict(args.inputs)))
         name = args.inputs.get("name") or args.inputs.get("bucket") or f"{args.name}-mock"
-        made = {"name": name, "arn": f"arn:aws:mock:{self.region}:{ACCOUNT}:{name}", **self._computed(args, name)}
-        # Inputs win: what a program sets is what AWS would hold.
-        return f"{args.name}-id", {**made, **args.inputs}
+        outputs = {"name": name, "arn": f"arn:aws:mock:{self.region}:{ACCOUNT}:{name}", **self._computed(args, name)}
+        # Inputs override computed values, as in AWS.
+        return f"{args.name}-id", {**outputs, **args.inputs}
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
         answers: dict[str, dict[str, Any]] = {

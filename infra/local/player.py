@@ -1,4 +1,4 @@
-"""The server of the event player: each command of `events.Events`, played on moto's backends."""
+"""The server of the event player, which runs each command of `events.Events` on moto's backends."""
 
 from __future__ import annotations
 
@@ -31,45 +31,48 @@ BLOCK_GRACE_SECONDS = 30 * 60.0
 def spot(
     instance: str, in_s: float = NOTICE_SECONDS, action: str = "terminate", metadata: str | None = None
 ) -> dict[str, Any]:
-    """Play the notice, and `in_s` seconds later the end; the node's metadata and group follow."""
+    """Send the interruption notice and end the instance `in_s` seconds later; metadata and group change with it."""
     if action not in ("terminate", "stop", "hibernate"):
         raise ValueError(f"EC2 has no spot action {action!r}")
-    found = _running(instance)
-    if found.lifecycle != "spot":
+    moto_instance = _find_running_instance(instance)
+    if moto_instance.lifecycle != "spot":
         raise ValueError(f"{instance} is not a spot instance: EC2 sends it no interruption notice")
     if metadata:
         send(f"{metadata}/control/spot", {"action": action, "in_s": in_s})
-    zone = found.placement.zone
+    zone = moto_instance.placement.zone
     _put_ec2_event(
-        found.ec2_backend,
+        moto_instance.ec2_backend,
         "EC2 Spot Instance Interruption Warning",
         {"instance-id": instance, "instance-action": action},
-        # The notice names its instance by the zone and without the account, unlike every other event of EC2.
-        [f"arn:{found.ec2_backend.partition}:ec2:{zone}:instance/{instance}"],
+        # Unlike all other events of EC2, the notice names its instance by the zone and without the account.
+        [f"arn:{moto_instance.ec2_backend.partition}:ec2:{zone}:instance/{instance}"],
     )
-    _group_follows(found, metadata)
+    _rebalance_group(moto_instance, metadata)
     if action == "terminate":
-        _later(in_s, lambda: lifecycle.taken(found))
-    return _seen(found)
+        _run_later(in_s, lambda: lifecycle.reclaim_instance(moto_instance))
+    return _describe_instance(moto_instance)
 
 
 def rebalance(instance: str, metadata: str | None = None) -> dict[str, Any]:
-    """Play the recommendation; a group that rebalances replaces the instance."""
-    found = _running(instance)
+    """Send the rebalance recommendation; a group with capacity rebalancing replaces the instance."""
+    moto_instance = _find_running_instance(instance)
     if metadata:
         send(f"{metadata}/control/rebalance", {})
     kind = "EC2 Instance Rebalance Recommendation"
     _put_ec2_event(
-        found.ec2_backend, kind, {"instance-id": instance}, [_arn(found.ec2_backend, f"instance/{instance}")]
+        moto_instance.ec2_backend,
+        kind,
+        {"instance-id": instance},
+        [_arn(moto_instance.ec2_backend, f"instance/{instance}")],
     )
-    _group_follows(found, metadata)
-    return _seen(found)
+    _rebalance_group(moto_instance, metadata)
+    return _describe_instance(moto_instance)
 
 
 def health(instance: str, in_s: float = RETIREMENT_SECONDS, code: str = RETIREMENT) -> dict[str, Any]:
-    """AWS Health announces a change; nothing happens to the instance before that day."""
-    found = _running(instance)
-    backend, at = found.ec2_backend, datetime.now(UTC) + timedelta(seconds=in_s)
+    """Announce a scheduled change by AWS Health; the instance itself does not change."""
+    moto_instance = _find_running_instance(instance)
+    backend, start_time = moto_instance.ec2_backend, datetime.now(UTC) + timedelta(seconds=in_s)
     event = f"arn:{backend.partition}:health:{backend.region_name}::event/EC2/{code}/{code}_{uuid4()}"
     detail = {
         "eventArn": event,
@@ -78,7 +81,7 @@ def health(instance: str, in_s: float = RETIREMENT_SECONDS, code: str = RETIREME
         "eventTypeCategory": "scheduledChange",
         "eventScopeCode": "ACCOUNT_SPECIFIC",
         "communicationId": uuid4().hex,
-        "startTime": at.strftime("%a, %d %b %Y %H:%M:%S GMT"),
+        "startTime": start_time.strftime("%a, %d %b %Y %H:%M:%S GMT"),
         "lastUpdatedTime": datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT"),
         "statusCode": "upcoming",
         "eventRegion": backend.region_name,
@@ -93,30 +96,30 @@ def health(instance: str, in_s: float = RETIREMENT_SECONDS, code: str = RETIREME
 
 
 def block(reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: str) -> dict[str, Any]:
-    """Deliver a block bought before: it is active and announced."""
+    """Deliver a capacity block that was bought before: activate it and announce it."""
     backend = ec2_backends[ACCOUNT][region]
     end = datetime.fromisoformat(ends_at)
-    made = deliver_block(backend, reservation, instance_type, count, zone_id, end)
+    capacity_block = deliver_block(backend, reservation, instance_type, count, zone_id, end)
     detail = {"capacity-reservation-id": reservation, "end-date": _stamp(end)}
-    _put_ec2_event(backend, "Capacity Block Delivered", detail, [made.arn])
-    return {"arn": made.arn}
+    _put_ec2_event(backend, "Capacity Block Delivered", detail, [capacity_block.arn])
+    return {"arn": capacity_block.arn}
 
 
 def block_expiry(reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
-    """Play the warning; 30 minutes before the end its instances are taken, and at the end the block is over."""
+    """Announce the end of a block; EC2 reclaims its instances 30 minutes before that end."""
     for backend in ec2_backends[ACCOUNT].values():
-        found = reservations(backend).get(reservation)
-        if found is None:
+        capacity_block = reservations(backend).get(reservation)
+        if capacity_block is None:
             continue
-        if found.kind != "capacity-block":
+        if capacity_block.kind != "capacity-block":
             raise ValueError(f"{reservation} is not a capacity block: only a block has an end to warn of")
-        found.end = datetime.now(UTC) + timedelta(seconds=in_s)
-        detail = {"capacity-reservation-id": reservation, "end-date": _stamp(found.end)}
-        _put_ec2_event(backend, "Capacity Block Expiration Warning", detail, [found.arn])
-        for instance in sorted(found.used_by):
-            gone = backend.get_instance(instance)
-            _later(max(0.0, in_s - BLOCK_GRACE_SECONDS), partial(lifecycle.taken, gone))
-        return {"ends": detail["end-date"], "instances": sorted(found.used_by)}
+        capacity_block.end = datetime.now(UTC) + timedelta(seconds=in_s)
+        detail = {"capacity-reservation-id": reservation, "end-date": _stamp(capacity_block.end)}
+        _put_ec2_event(backend, "Capacity Block Expiration Warning", detail, [capacity_block.arn])
+        for instance in sorted(capacity_block.used_by):
+            moto_instance = backend.get_instance(instance)
+            _run_later(max(0.0, in_s - BLOCK_GRACE_SECONDS), partial(lifecycle.reclaim_instance, moto_instance))
+        return {"ends": detail["end-date"], "instances": sorted(capacity_block.used_by)}
     raise ValueError(f"there is no capacity reservation {reservation}")
 
 
@@ -136,7 +139,7 @@ def state() -> dict[str, Any]:
         for group in backend.autoscaling_groups.values()
     }
     regions = list(events_backends[ACCOUNT])
-    return {"groups": groups, "undelivered": [item for region in regions for item in undelivered(ACCOUNT, region)]}
+    return {"groups": groups, "undelivered": [event for region in regions for event in undelivered(ACCOUNT, region)]}
 
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -151,7 +154,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def listen() -> str:
-    """Answers commands on a port of loopback, in a thread that ends with the process; its address."""
+    """Serve commands on a loopback port in a daemon thread; return the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Control)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -185,29 +188,29 @@ class _Control(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: what was played shows in the state."""
+        """Log nothing; the state shows which events were played."""
 
 
-def _running(wanted: str) -> Any:
+def _find_running_instance(instance_id: str) -> Any:
     for backend in list(ec2_backends[ACCOUNT].values()):
-        found = backend.get_instance_by_id(wanted)
-        if found is not None and found.state == "running":
-            return found
-    raise ValueError(f"no running instance {wanted} in any region")
+        instance = backend.get_instance_by_id(instance_id)
+        if instance is not None and instance.state == "running":
+            return instance
+    raise ValueError(f"no running instance {instance_id} in any region")
 
 
-def _group_follows(instance: Any, metadata: str | None) -> None:
-    place = lifecycle.state_of(instance)
-    if place is not None and lifecycle.rebalance(place) and metadata:
+def _rebalance_group(instance: Any, metadata: str | None) -> None:
+    group_state = lifecycle.find_state(instance)
+    if group_state is not None and lifecycle.rebalance(group_state) and metadata:
         send(f"{metadata}/control/lifecycle", {"state": "Terminated"})
 
 
-def _seen(instance: Any) -> dict[str, Any]:
-    place = lifecycle.state_of(instance)
+def _describe_instance(instance: Any) -> dict[str, Any]:
+    group_state = lifecycle.find_state(instance)
     return {
         "instance": instance.id,
-        "group": place.auto_scaling_group.name if place else None,
-        "lifecycle_state": place.lifecycle_state if place else None,
+        "group": group_state.auto_scaling_group.name if group_state else None,
+        "lifecycle_state": group_state.lifecycle_state if group_state else None,
     }
 
 
@@ -219,11 +222,11 @@ def _arn(backend: Any, resource: str) -> str:
     return f"arn:{backend.partition}:ec2:{backend.region_name}:{backend.account_id}:{resource}"
 
 
-def _later(seconds: float, what: Callable[[], None]) -> None:
-    timer = threading.Timer(seconds, what)
+def _run_later(seconds: float, action: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
 
 
-def _stamp(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -300,7 +300,7 @@ def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothin
         assert said[-1] or server.poll() is None
     exports = dict(line.removeprefix("export ").split("=", 1) for line in said if line.startswith("export "))
     try:
-        for module in (*additions.MODULES, *additions.BESIDE):
+        for module in (*additions.MODULES, *additions.SHARED_MODULES):
             left_out = importlib.import_module(f"infra.local.additions.{module}").LEFT_OUT
             assert f"#   {left_out}" in said, module
         assert any(line.startswith("#   instance metadata: no IMDSv1") for line in said)

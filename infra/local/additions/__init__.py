@@ -2,8 +2,8 @@
 
 moto looks a service up by the name of a `moto.<service>.models` module and a line in
 `moto.backend_index.backend_url_patterns`; a missing action of a known service is a method set on its `*Response` class.
-That leans on internals, hence the pin `moto==5.2.*`. What a module does not emulate is said in its `LEFT_OUT`, and there
-alone: `left_out` collects these lines for whoever starts the server.
+That leans on internals, hence the pin `moto==5.2.*`. Each module lists what it does not emulate in its
+`LEFT_OUT`, and nowhere else; `left_out` collects these lines for the output of the server.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ MODULES = (
     "eks.access",
     "eks.addons",
 )
-"""Each has an `install()`."""
-BESIDE = ("serving", "lookups", "hyperpod.resource_types", "hyperpod.events")
-"""Modules that several additions use; they install nothing themselves."""
+"""Modules with an `install()`, in the order in which they are installed."""
+SHARED_MODULES = ("serving", "lookups", "hyperpod.resource_types", "hyperpod.events")
+"""Modules that several additions share; they install nothing themselves."""
 
 
 def install() -> None:
-    """Mend moto in this process, before its server starts."""
+    """Install all additions in this process, before moto's server starts."""
     for module in _modules(MODULES):
         module.install()
 
 
 def left_out() -> tuple[str, ...]:
     """Return the limits of the additions, one line for each."""
-    return tuple(str(module.LEFT_OUT) for module in _modules((*MODULES, *BESIDE)))
+    return tuple(str(module.LEFT_OUT) for module in _modules((*MODULES, *SHARED_MODULES)))
 
 
 def _modules(names: tuple[str, ...]) -> tuple[ModuleType, ...]:
-    # By name: a module of this package imports others of it, which the package cannot import before it is one itself.
+    # Import by name: the modules import this package, so the package cannot import them while it loads.
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)

@@ -14,7 +14,7 @@ LEFT_OUT = "ECR holds no layers to pull: repositories, their settings and polici
 
 @cache
 def install() -> None:
-    """Put itself around the action whose empty configuration moto ignores."""
+    """Replace the action whose empty configuration moto ignores."""
 
     @around(ECRBackend, "put_image_scanning_configuration")
     def _scanning(original: Any, self: Any, registry_id: str, repository_name: str, image_scan_config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""IAM with the policies that AWS keeps, so that they attach by ARN and unknown names are refused."""
+"""IAM with AWS's managed policies, so that they attach by ARN and unknown names are refused."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ LEFT_OUT = "IAM: no permission is ever checked; AWS's managed policies are those
 
 @cache
 def install() -> None:
-    """moto reads this variable when it makes its first account."""
+    """Enable managed policies; moto reads this variable when it creates its first account."""
     os.environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"

@@ -20,7 +20,7 @@ LEFT_OUT = "between services: each sees every resource of the account, whatever 
 
 @dataclass(frozen=True)
 class Permission:
-    """One rule of a security group; `protocol` "-1" is all traffic, then the ports are None."""
+    """A rule of a security group; `protocol` "-1" is all traffic, and then the ports are None."""
 
     protocol: str
     first_port: int | None
@@ -36,7 +36,7 @@ class Permission:
 
 
 @dataclass(frozen=True)
-class Group:
+class SecurityGroup:
     id: str
     vpc: str | None
     ingress: tuple[Permission, ...]
@@ -44,7 +44,7 @@ class Group:
 
     @property
     def open_to_itself(self) -> bool:
-        """All traffic in from and out to members of the group itself, what EFA asks for."""
+        """Whether members may send each other all traffic in both directions, which EFA requires."""
         return all(
             any(rule.protocol == "-1" and rule.group == self.id for rule in side)
             for side in (self.ingress, self.egress)
@@ -56,64 +56,69 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-0{secrets.token_hex(8)}"
 
 
-def subnet(call: Call, subnet_id: str) -> Any | None:
-    """moto's subnet (`.vpc_id`, `.availability_zone_id`), None where there is none of this id in the region."""
+def find_subnet(call: Call, subnet_id: str) -> Any | None:
+    """Return moto's subnet (`.vpc_id`, `.availability_zone_id`), None when the region has no such subnet."""
     try:
         return ec2_backends[call.account][call.region].get_subnet(subnet_id)
     except InvalidSubnetIdError:
         return None
 
 
-def group(call: Call, group_id: str) -> Group | None:
-    found = ec2_backends[call.account][call.region].get_security_group_from_id(group_id)
-    if found is None:
+def find_security_group(call: Call, group_id: str) -> SecurityGroup | None:
+    security_group = ec2_backends[call.account][call.region].get_security_group_from_id(group_id)
+    if security_group is None:
         return None
-    return Group(found.id, found.vpc_id, _permissions(found.ingress_rules), _permissions(found.egress_rules))
+    return SecurityGroup(
+        security_group.id,
+        security_group.vpc_id,
+        _permissions(security_group.ingress_rules),
+        _permissions(security_group.egress_rules),
+    )
 
 
-def vpc_of(
-    call: Call, subnet_ids: Iterable[str], group_ids: Iterable[str], wrong: Callable[..., NoReturn]
+def find_vpc(
+    call: Call, subnet_ids: Iterable[str], group_ids: Iterable[str], reject: Callable[..., NoReturn]
 ) -> tuple[str, list[Any]]:
-    """Return the one VPC of these subnets and security groups, and moto's subnets; `wrong` refuses with a message and the
-    id."""
-    found = {item: subnet(call, item) for item in subnet_ids}
-    for one, there in found.items():
-        if there is None:
-            wrong(f"The subnet ID '{one}' does not exist", InvalidSubnetId=one)
-    subnets = [there for there in found.values() if there is not None]
-    vpcs = {str(there.vpc_id) for there in subnets}
+    """Return the VPC that these subnets and security groups share, and moto's subnets; otherwise call `reject` with a message
+    and the id."""
+    by_id = {subnet_id: find_subnet(call, subnet_id) for subnet_id in subnet_ids}
+    for subnet_id, subnet in by_id.items():
+        if subnet is None:
+            reject(f"The subnet ID '{subnet_id}' does not exist", InvalidSubnetId=subnet_id)
+    subnets = [subnet for subnet in by_id.values() if subnet is not None]
+    vpcs = {str(subnet.vpc_id) for subnet in subnets}
     if len(vpcs) != 1:
-        wrong("Subnets specified must belong to the same VPC")
+        reject("Subnets specified must belong to the same VPC")
     (vpc,) = vpcs
-    for entry in group_ids:
-        known = group(call, entry)
-        if known is None or known.vpc != vpc:
-            wrong(f"The security group ID '{entry}' does not exist in VPC '{vpc}'", InvalidSecurityGroupId=entry)
+    for group_id in group_ids:
+        security_group = find_security_group(call, group_id)
+        if security_group is None or security_group.vpc != vpc:
+            reject(f"The security group ID '{group_id}' does not exist in VPC '{vpc}'", InvalidSecurityGroupId=group_id)
     return vpc, subnets
 
 
 def bucket_region(call: Call, name: str) -> str | None:
-    """Return the region a bucket lives in, None where the account has no bucket of this name."""
-    found = s3_backends[call.account][call.partition].buckets.get(name)
-    return None if found is None else str(found.region_name)
+    """Return the region of a bucket, None when the account has no bucket of this name."""
+    bucket = s3_backends[call.account][call.partition].buckets.get(name)
+    return None if bucket is None else str(bucket.region_name)
 
 
 def object_exists(call: Call, bucket: str, key: str) -> bool:
-    found = s3_backends[call.account][call.partition].buckets.get(bucket)
-    return found is not None and key in found.keys
+    fake_bucket = s3_backends[call.account][call.partition].buckets.get(bucket)
+    return fake_bucket is not None and key in fake_bucket.keys
 
 
-def key_usable(call: Call, key: str) -> bool:
-    """Whether a KMS key of the account, named by id, ARN or alias, is there and enabled."""
+def is_key_usable(call: Call, key: str) -> bool:
+    """Whether a KMS key of the account, named by id, ARN or alias, exists and is enabled."""
     backend = kms_backends[call.account][call.region]
     name = backend.get_alias_name(key)
-    id_ = backend.get_key_id_from_alias(name) if name.startswith("alias/") else backend.get_key_id(name)
-    found = backend.keys.get(id_) if id_ else None
-    return found is not None and bool(found.enabled)
+    key_id = backend.get_key_id_from_alias(name) if name.startswith("alias/") else backend.get_key_id(name)
+    kms_key = backend.keys.get(key_id) if key_id else None
+    return kms_key is not None and bool(kms_key.enabled)
 
 
 def role_trusts(call: Call, arn: str, service: str) -> bool:
-    """Whether a role of the account exists and names `service` among those that may assume it."""
+    """Whether a role of the account exists and its trust policy lets `service` assume it."""
     roles = iam_backends[call.account][call.partition].roles.values()
     return any(role.arn == arn and f'"{service}"' in (role.assume_role_policy_document or "") for role in roles)
 

@@ -1,8 +1,8 @@
-"""S3: policies with conditions, buckets with delete markers that can be emptied, and one request after the other.
+"""S3: bucket policies with conditions, deletion of delete markers, and requests handled in sequence.
 
 The emulation is reached over plain HTTP on loopback, which stands for AWS's TLS: `aws:SecureTransport` counts as true, so a
-policy that denies plain HTTP denies nothing here. Whoever asks is somebody of the account and no service. Statements with
-any other condition than those of `policies` do not apply.
+policy that denies plain HTTP denies nothing here. Every caller counts as a user of the account, not as a service.
+Statements with conditions that `policies` does not support do not apply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moto.s3 import notifications
 from moto.s3.models import FakeBucket, FakeDeleteMarker
 from moto.s3.responses import S3Response
 
-from infra.local.additions.policies import met
+from infra.local.additions.policies import conditions_hold
 from infra.local.additions.wrapping import around
 
 LEFT_OUT = (
@@ -29,8 +29,8 @@ _CONTEXT = {"aws:SecureTransport": "true", "aws:PrincipalIsAWSService": "false"}
 
 @cache
 def install() -> None:
-    """Put itself around moto's buckets."""
-    one_at_a_time = threading.RLock()
+    """Replace moto's policy checks, request handling and notifications of buckets."""
+    request_lock = threading.RLock()
 
     @around(FakeBucket, "get_permission")
     def _permission(original: Any, self: Any, action: str, resource: str) -> Any:
@@ -39,20 +39,20 @@ def install() -> None:
         policy = json.loads(self.policy)
         statements = policy["Statement"] if isinstance(policy["Statement"], list) else [policy["Statement"]]
         context = {**_CONTEXT, "aws:PrincipalAccount": str(self.account_id)}
-        # moto takes every condition for met by a denial.
+        # moto treats every condition of a Deny statement as met.
         policy["Statement"] = [
             {name: value for name, value in statement.items() if name != "Condition"}
             for statement in statements
-            if met(statement, context)
+            if conditions_hold(statement, context)
         ]
         return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
 
-    for answer in ("_key_response", "_bucket_response"):
+    for method in ("_key_response", "_bucket_response"):
 
-        @around(S3Response, answer)
-        def _alone(original: Any, *args: Any) -> Any:
-            # moto looks whether a condition holds and then writes, and closes what another thread reads.
-            with one_at_a_time:
+        @around(S3Response, method)
+        def _serialize(original: Any, *args: Any) -> Any:
+            # moto checks a condition before it writes, and closes files that other threads still read.
+            with request_lock:
                 return original(*args)
 
     @around(notifications, "send_event")

@@ -1,4 +1,4 @@
-"""SQS: attributes in the form the service gives them, so that the provider sees no change where there is none."""
+"""SQS: attributes in the service's own form, so that the provider sees no change where nothing changed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LEFT_OUT = "SQS: a queue's policy is judged for the events of EventBridge only; 
 
 @cache
 def install() -> None:
-    """Put itself around the attributes of queues."""
-    shown: Any = Queue.__dict__["attributes"].fget
+    """Replace moto's attributes of queues."""
+    moto_attributes: Any = Queue.__dict__["attributes"].fget
 
     def attributes(self: Any) -> dict[str, Any]:
-        found: dict[str, Any] = shown(self)
-        # The service answers without spaces, and the provider compares the text.
-        if "RedrivePolicy" in found:
-            found["RedrivePolicy"] = json.dumps(self.redrive_policy, separators=(",", ":"))
-        return found
+        attributes: dict[str, Any] = moto_attributes(self)
+        # The service returns JSON without spaces, and the provider compares the text.
+        if "RedrivePolicy" in attributes:
+            attributes["RedrivePolicy"] = json.dumps(self.redrive_policy, separators=(",", ":"))
+        return attributes
 
     Queue.attributes = property(attributes)  # type: ignore[assignment]

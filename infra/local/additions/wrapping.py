@@ -10,7 +10,7 @@ Method = Callable[..., Any]
 
 
 def around(owner: Any, name: str) -> Callable[[Method], Method]:
-    """Put the decorated function in the place of `owner.name`; its first argument is what stood there."""
+    """Replace `owner.name` by the decorated function, which receives the original as its first argument."""
     original = getattr(owner, name)
 
     def put(function: Method) -> Method:
@@ -24,21 +24,26 @@ def around(owner: Any, name: str) -> Callable[[Method], Method]:
     return put
 
 
-def kept_by(backend: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return what an addition remembers beside a backend of moto or a thing in it, so that a reset of moto forgets it as
-    well."""
+def get_or_create(backend: Any, name: str, factory: Callable[[], Any]) -> Any:
+    """Return the value that an addition stores on an object of moto, so that a reset of moto drops it as well."""
     if name not in backend.__dict__:
-        backend.__dict__[name] = make()
+        backend.__dict__[name] = factory()
     return backend.__dict__[name]
 
 
-def filtered(shown: list[dict[str, Any]], filters: list[dict[str, Any]], keys: dict[str, str]) -> list[dict[str, Any]]:
-    """Those of `shown` that pass a Describe call's filters; `keys` says which member each filter looks at."""
+def apply_filters(
+    descriptions: list[dict[str, Any]], filters: list[dict[str, Any]], keys: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Return the descriptions that pass a Describe call's filters; `keys` maps a filter to the member that it tests."""
 
-    def value(one: dict[str, Any], name: str) -> Any:
+    def value(description: dict[str, Any], name: str) -> Any:
         if name.startswith("tag:"):
-            return {tag["Key"]: tag["Value"] for tag in one["Tags"]}.get(name[4:])
-        return one.get(keys.get(name, ""))
+            return {tag["Key"]: tag["Value"] for tag in description["Tags"]}.get(name[4:])
+        return description.get(keys.get(name, ""))
 
-    wanted = {item["Name"]: item.get("Values", []) for item in filters}
-    return [entry for entry in shown if all(value(entry, name) in values for name, values in wanted.items())]
+    values_by_filter = {query["Name"]: query.get("Values", []) for query in filters}
+    return [
+        description
+        for description in descriptions
+        if all(value(description, name) in values for name, values in values_by_filter.items())
+    ]

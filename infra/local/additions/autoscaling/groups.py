@@ -1,4 +1,4 @@
-"""Auto Scaling groups as the service keeps them: validated, with hooks, all fields, and instances from the right version.
+"""Auto Scaling groups as the service runs them: validated, with hooks, all fields, and instances of the right version.
 
 moto overwrites a group of the same name, drops a dozen fields, launches one interface from the default
 version, invents a hook's role and queue, and knows no lifecycle actions. Messages are those that users reported, e.g.
@@ -26,16 +26,16 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult, EmptyResult
 
-from infra.local.additions.ec2.launch_rules import flaws
+from infra.local.additions.ec2.launch_rules import find_flaws
 from infra.local.additions.ec2.launches import template_data
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import around, kept_by
+from infra.local.additions.wrapping import around, get_or_create
 
 LEFT_OUT = (
     "Auto Scaling: terminate hooks are waited for after a played event only, never on scale-in; no mixed instances policies, "
     "health checks, metrics, scaling policies or instance refresh"
 )
-_KEPT = (
+_STORED_MEMBERS = (
     "CapacityReservationSpecification", "AvailabilityZoneDistribution", "MaxInstanceLifetime", "DefaultInstanceWarmup",
     "DesiredCapacityType", "Context", "InstanceMaintenancePolicy", "AvailabilityZoneImpairmentPolicy",
     "CapacityRebalance", "TerminationPolicies", "DefaultCooldown", "PlacementGroup", "ServiceLinkedRoleARN",
@@ -47,13 +47,13 @@ METRICS = (
     "WarmPoolDesiredCapacity", "WarmPoolWarmedCapacity", "WarmPoolPendingCapacity", "WarmPoolTerminatingCapacity",
     "WarmPoolTotalCapacity", "WarmPoolMinSize", "GroupAndWarmPoolDesiredCapacity", "GroupAndWarmPoolTotalCapacity",
 )  # fmt: skip
-"""What EnableMetricsCollection turns on when the request names none (its API reference)."""
+"""EnableMetricsCollection enables these metrics when the request names none (its API reference)."""
 _TERMINATING = "autoscaling:EC2_INSTANCE_TERMINATING"
 
 
 @cache
 def install() -> None:
-    """Put itself around moto's groups and adds the actions that moto lacks."""
+    """Replace moto's handling of groups and add the actions that moto lacks."""
     around(AutoScalingResponse, "create_auto_scaling_group")(_create_group)
     around(AutoScalingResponse, "update_auto_scaling_group")(_update_group)
     around(AutoScalingResponse, "delete_auto_scaling_group")(_delete_group)
@@ -61,30 +61,30 @@ def install() -> None:
     around(AutoScalingResponse, "describe_scaling_activities")(_describe_activities)
     around(AutoScalingBackend, "enable_metrics_collection")(_enable_metrics)
     around(FakeAutoScalingGroup, "replace_autoscaling_group_instances")(_replace_instances)
-    InstanceState.launch_template = property(_launched_from)  # type: ignore[assignment]
+    InstanceState.launch_template = property(_get_launch_template)  # type: ignore[assignment]
     actions = {
         "CompleteLifecycleAction": _complete_action,
-        "RecordLifecycleActionHeartbeat": _heartbeat,
+        "RecordLifecycleActionHeartbeat": _record_heartbeat,
         "DisableMetricsCollection": _disable_metrics,
     }
     serve(AutoScalingResponse, "autoscaling", actions, "ValidationError")
 
 
-def hooks(backend: Any, group: str, transition: str = _TERMINATING) -> list[Any]:
-    """Return the hooks of a group for one transition."""
+def list_hooks(backend: Any, group: str, transition: str = _TERMINATING) -> list[Any]:
+    """Return the lifecycle hooks that a group has for a transition."""
     return [hook for hook in backend.describe_lifecycle_hooks(group) if hook.lifecycle_transition == transition]
 
 
-def fill(group: Any, count: int) -> None:
-    """Launch `count` instances for the group; what EC2 refuses becomes a failed activity, as in the service."""
+def launch_instances(group: Any, count: int) -> None:
+    """Launch `count` instances for the group; a launch that EC2 refuses is recorded as a failed activity."""
     if "Launch" in group._suspended_processes:
         return
     ec2 = group.autoscaling_backend.ec2_backend
-    template = _template(group)
+    template = _template_version(group)
     tags = {**group.instance_tags, **group.get_propagated_tags(), ASG_NAME_TAG: group.name}
     subnet = group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None
     try:
-        made = ec2.run_instances(
+        launched = ec2.run_instances(
             "",
             count,
             None,
@@ -96,40 +96,40 @@ def fill(group: Any, count: int) -> None:
             is_instance_type_default=True,
         )
     except ServiceException as refusal:
-        why = f"{refusal.message} Launching EC2 instance failed."
-        _record(group, f"Launching {count} new EC2 instances", "Failed", why)
+        reason = f"{refusal.message} Launching EC2 instance failed."
+        _record_activity(group, f"Launching {count} new EC2 instances", "Failed", reason)
         return
-    for instance in made.instances:
+    for instance in launched.instances:
         instance.autoscaling_group = group
         instance.launched_from = template
         group.instance_states.append(
             InstanceState(instance, protected_from_scale_in=group.new_instances_protected_from_scale_in)
         )
-        _record(group, f"Launching a new EC2 instance: {instance.id}", "Successful")
+        _record_activity(group, f"Launching a new EC2 instance: {instance.id}", "Successful")
 
 
 def _create_group(original: Any, self: Any) -> Any:
     _check_new(self.autoscaling_backend, self.params)
     answer = original(self)
     group = self.autoscaling_backend.autoscaling_groups[self.params["AutoScalingGroupName"]]
-    _keep(group, self.params)
+    _store_members(group, self.params)
     for hook in self.params.get("LifecycleHookSpecificationList") or []:
         _put_hook(self.autoscaling_backend, group.name, hook)
     return answer
 
 
 def _update_group(original: Any, self: Any) -> Any:
-    group = _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
+    group = _get_group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
     _check_sizes(self.params, group)
     _check_launch(
         self.autoscaling_backend, self.params, self.params.get("VPCZoneIdentifier") or group.vpc_zone_identifier
     )
-    _keep(group, self.params)
+    _store_members(group, self.params)
     return original(self)
 
 
 def _delete_group(original: Any, self: Any) -> Any:
-    group = _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
+    group = _get_group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
     forced = self._get_bool_param("ForceDelete", False)
     if group.instance_states and not forced:
         raise AutoscalingClientError(
@@ -147,7 +147,7 @@ def _delete_group(original: Any, self: Any) -> Any:
 
 
 def _put_lifecycle_hook(original: Any, self: Any) -> Any:
-    _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
+    _get_group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
     _put_hook(self.autoscaling_backend, self.params["AutoScalingGroupName"], self.params)
     return EmptyResult()
 
@@ -155,12 +155,12 @@ def _put_lifecycle_hook(original: Any, self: Any) -> Any:
 def _describe_activities(original: Any, self: Any) -> Any:
     name = self.params.get("AutoScalingGroupName")
     groups = self.autoscaling_backend.autoscaling_groups.values()
-    found = [activity for group in groups if name in (None, group.name) for activity in _activities(group)]
-    return ActionResult({"Activities": list(reversed(found))})
+    activities = [activity for group in groups if name in (None, group.name) for activity in _activities(group)]
+    return ActionResult({"Activities": list(reversed(activities))})
 
 
 def _enable_metrics(original: Any, self: Any, group_name: str, metrics: Any) -> None:
-    group = _group(self, group_name)
+    group = _get_group(self, group_name)
     group.metrics = sorted({*group.metrics, *(metrics or METRICS)})
 
 
@@ -168,10 +168,10 @@ def _replace_instances(original: Any, self: Any, count_needed: int, propagated_t
     if self.ec2_launch_template is None:
         original(self, count_needed, propagated_tags)
     else:
-        fill(self, count_needed)
+        launch_instances(self, count_needed)
 
 
-def _template(group: Any) -> dict[str, Any] | None:
+def _template_version(group: Any) -> dict[str, Any] | None:
     if group.ec2_launch_template is None:
         return None
     number = group.ec2_launch_template.get_version(group.launch_template_version).number
@@ -190,73 +190,73 @@ def _check_new(backend: Any, params: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(params: Mapping[str, Any], group: Any) -> None:
-    least = params.get("MinSize", group.min_size if group else 0)
-    most = params.get("MaxSize", group.max_size if group else 0)
+    minimum = params.get("MinSize", group.min_size if group else 0)
+    maximum = params.get("MaxSize", group.max_size if group else 0)
     desired = params.get("DesiredCapacity")
-    if int(least) > int(most):
-        raise ValidationError("Max bound, " + f"{most}, must be greater than or equal to min bound, {least}")
-    if desired is not None and not int(least) <= int(desired) <= int(most):
+    if int(minimum) > int(maximum):
+        raise ValidationError("Max bound, " + f"{maximum}, must be greater than or equal to min bound, {minimum}")
+    if desired is not None and not int(minimum) <= int(desired) <= int(maximum):
         raise ValidationError(
-            f"Desired capacity:{desired} must be between the specified min size:{least} and max size:{most}"
+            f"Desired capacity:{desired} must be between the specified min size:{minimum} and max size:{maximum}"
         )
 
 
 def _check_launch(backend: Any, params: Mapping[str, Any], zones: str | None) -> None:
-    """Refuses a group whose instances EC2 would refuse."""
+    """Refuse a group whose instances EC2 would refuse to launch."""
     if params.get("MixedInstancesPolicy"):
         raise ValidationError("The embedded AWS takes no mixed instances policy: name a launch template.")
-    chosen = params.get("LaunchTemplate")
-    if not chosen:
+    template = params.get("LaunchTemplate")
+    if not template:
         return
     ec2 = backend.ec2_backend
-    which = {name: chosen[name] for name in ("LaunchTemplateId", "LaunchTemplateName") if chosen.get(name)}
+    reference = {name: template[name] for name in ("LaunchTemplateId", "LaunchTemplateName") if template.get(name)}
     try:
-        known = bool(ec2.describe_launch_templates(*_wanted(which)))
-        version = {"Version": chosen["Version"]} if chosen.get("Version") else {}
-        data = template_data(ec2, {**which, **version}) if known else {}
+        exists = bool(ec2.describe_launch_templates(*_lookup_arguments(reference)))
+        version = {"Version": template["Version"]} if template.get("Version") else {}
+        data = template_data(ec2, {**reference, **version}) if exists else {}
     except (ServiceException, ValueError):
-        known, data = False, {}
-    if not known:
+        exists, data = False, {}
+    if not exists:
         raise ValidationError(
-            f"The specified launch template, with template {next(iter(which.values()), '')}, does not exist."
+            f"The specified launch template, with template {next(iter(reference.values()), '')}, does not exist."
         )
     for subnet in zones.split(",") if zones else [None]:
-        for flaw in flaws(ec2, data, subnet):
+        for flaw in find_flaws(ec2, data, subnet):
             raise ValidationError(f"You must use a valid fully-formed launch template. {flaw.message}")
     if zones and any(interface.get("SubnetId") for interface in data.get("NetworkInterfaces") or []):
         raise ValidationError("A subnet of a network interface cannot be named together with those of the group.")
 
 
-def _wanted(which: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    name, found = which.get("LaunchTemplateName"), which.get("LaunchTemplateId")
-    return ([name] if name else [], [found] if found else [])
+def _lookup_arguments(reference: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    template_name, template_id = reference.get("LaunchTemplateName"), reference.get("LaunchTemplateId")
+    return ([template_name] if template_name else [], [template_id] if template_id else [])
 
 
-def _keep(group: Any, params: Mapping[str, Any]) -> None:
-    for name in _KEPT:
+def _store_members(group: Any, params: Mapping[str, Any]) -> None:
+    for name in _STORED_MEMBERS:
         if params.get(name) is not None:
             setattr(group, xform_name(name), params[name])
 
 
-def _put_hook(backend: Any, group: str, asked: Mapping[str, Any]) -> None:
-    made = backend.create_lifecycle_hook(
-        name=asked["LifecycleHookName"],
+def _put_hook(backend: Any, group: str, parameters: Mapping[str, Any]) -> None:
+    hook = backend.create_lifecycle_hook(
+        name=parameters["LifecycleHookName"],
         as_name=group,
-        transition=asked.get("LifecycleTransition"),
-        timeout=asked.get("HeartbeatTimeout"),
-        result=asked.get("DefaultResult"),
+        transition=parameters.get("LifecycleTransition"),
+        timeout=parameters.get("HeartbeatTimeout"),
+        result=parameters.get("DefaultResult"),
     )
-    made.role_arn, made.notification_target_arn = asked.get("RoleARN"), asked.get("NotificationTargetARN")
-    made.notification_metadata = asked.get("NotificationMetadata")
-    made.global_timeout = min(172_800, made.heartbeat_timeout * 100)
+    hook.role_arn, hook.notification_target_arn = parameters.get("RoleARN"), parameters.get("NotificationTargetARN")
+    hook.notification_metadata = parameters.get("NotificationMetadata")
+    hook.global_timeout = min(172_800, hook.heartbeat_timeout * 100)
 
 
 def _activities(group: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = kept_by(group, "activities", list)
-    return found
+    activities: list[dict[str, Any]] = get_or_create(group, "activities", list)
+    return activities
 
 
-def _record(group: Any, description: str, status: str, why: str | None = None) -> None:
+def _record_activity(group: Any, description: str, status: str, reason: str | None = None) -> None:
     now = datetime.now(UTC)
     _activities(group).append(
         {
@@ -268,51 +268,51 @@ def _record(group: Any, description: str, status: str, why: str | None = None) -
             "StartTime": now,
             "EndTime": now,
             "StatusCode": status,
-            "StatusMessage": why,
+            "StatusMessage": reason,
             "Progress": 100,
         }
     )
 
 
-def _launched_from(state: Any) -> dict[str, Any] | None:
+def _get_launch_template(state: Any) -> dict[str, Any] | None:
     launched = getattr(state.instance, "launched_from", None)
     if launched is None:
         return None
     return {**launched, "LaunchTemplateName": state.auto_scaling_group.ec2_launch_template.name}
 
 
-def _group(backend: Any, name: str) -> Any:
+def _get_group(backend: Any, name: str) -> Any:
     if name not in backend.autoscaling_groups:
         raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
     return backend.autoscaling_groups[name]
 
 
-def _waiting(call: Call) -> Any:
-    """Return the instance of the call whose lifecycle action is open."""
-    group = _group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
-    wanted = (call.get("LifecycleHookName"), call.get("InstanceId"), call.get("LifecycleActionToken"))
+def _find_waiting_state(call: Call) -> Any:
+    """Return the state of the instance whose open lifecycle action the call names."""
+    group = _get_group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
+    hook, instance_id, token = map(call.get, ("LifecycleHookName", "InstanceId", "LifecycleActionToken"))
     for state in group.instance_states:
         action = getattr(state, "action", None)
-        if action and action.hook == wanted[0] and (state.instance.id == wanted[1] or action.token == wanted[2]):
+        if action and action.hook == hook and (state.instance.id == instance_id or action.token == token):
             return state
-    raise ValidationError(f"No active Lifecycle Action found with instance ID {wanted[1]}")
+    raise ValidationError(f"No active Lifecycle Action found with instance ID {instance_id}")
 
 
 def _complete_action(call: Call) -> Mapping[str, Any]:
-    state = _waiting(call)
+    state = _find_waiting_state(call)
     if call.get("LifecycleActionResult") not in ("CONTINUE", "ABANDON"):
         refuse("ValidationError", "Lifecycle action result must be CONTINUE or ABANDON")
-    state.action.ended.set()
+    state.action.completed.set()
     return {}
 
 
-def _heartbeat(call: Call) -> Mapping[str, Any]:
-    _waiting(call).action.extend()
+def _record_heartbeat(call: Call) -> Mapping[str, Any]:
+    _find_waiting_state(call).action.extend()
     return {}
 
 
 def _disable_metrics(call: Call) -> Mapping[str, Any]:
-    group = _group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
-    off = call.get("Metrics") or METRICS
-    group.metrics = [metric for metric in group.metrics if metric not in off]
+    group = _get_group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
+    disabled = call.get("Metrics") or METRICS
+    group.metrics = [metric for metric in group.metrics if metric not in disabled]
     return {}

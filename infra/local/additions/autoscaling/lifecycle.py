@@ -1,9 +1,9 @@
 """The end of an instance in an Auto Scaling group: replacement, hook, wait, termination.
 
 With capacity rebalancing a group acts at the recommendation or the notice: it launches a replacement and terminates the
-instance through its hooks. Without, it does nothing until EC2 has taken the instance, then replaces it
-(https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html). A hook never keeps an
-instance that EC2 takes.
+instance through its hooks. Without it, the group waits until EC2 has reclaimed the instance and then replaces it
+(https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html). A hook never retains
+an instance that EC2 reclaims.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uuid import uuid4
 from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, autoscaling_backends
 from moto.ec2.models import ec2_backends
 
-from infra.local.additions.autoscaling.groups import fill, hooks
+from infra.local.additions.autoscaling.groups import launch_instances, list_hooks
 from infra.local.additions.eventbridge import put_service_event
 from infra.local.additions.serving import LOCK
 from infra.local.additions.wrapping import around
@@ -35,43 +35,43 @@ TERMINATED = "EC2 Instance Terminate Successful"
 
 @dataclass
 class Action:
-    """An open lifecycle action; `ends` is in the seconds of time.monotonic."""
+    """An open lifecycle action; `timeout` is in seconds, `deadline` is a value of time.monotonic."""
 
     hook: str
     timeout: float
     token: str = field(default_factory=lambda: str(uuid4()))
-    ended: threading.Event = field(default_factory=threading.Event)
-    ends: float = 0.0
+    completed: threading.Event = field(default_factory=threading.Event)
+    deadline: float = 0.0
 
     def extend(self) -> None:
-        """As RecordLifecycleActionHeartbeat: the timeout begins anew."""
-        self.ends = time.monotonic() + self.timeout
+        """Restart the timeout, as RecordLifecycleActionHeartbeat does."""
+        self.deadline = time.monotonic() + self.timeout
 
     def wait(self) -> None:
-        """Until it is completed or its time is over."""
-        while not self.ended.is_set() and (left := self.ends - time.monotonic()) > 0:
-            self.ended.wait(left)
+        """Wait until the action is completed or its deadline has passed."""
+        while not self.completed.is_set() and (remaining_s := self.deadline - time.monotonic()) > 0:
+            self.completed.wait(remaining_s)
 
 
 @cache
 def install() -> None:
-    """Lets a group that does not replace unhealthy instances keep those that are gone, as Unhealthy."""
+    """Let groups with suspended replacement list terminated instances as Unhealthy, and resize around leaving instances."""
 
     @around(AutoScalingBackend, "notify_terminate_instances")
-    def _gone(original: Any, self: Any, instance_ids: list[str]) -> None:
-        kept = set()
+    def _remove_instances(original: Any, self: Any, instance_ids: list[str]) -> None:
+        retained_ids = set()
         for group in self.autoscaling_groups.values():
             if {"ReplaceUnhealthy", "HealthCheck"} & set(group._suspended_processes):
                 for state in group.instance_states:
                     if state.instance.id in instance_ids:
-                        kept.add(state.instance.id)
+                        retained_ids.add(state.instance.id)
                         if "HealthCheck" not in group._suspended_processes:
                             state.health_status = "Unhealthy"
-        original(self, [item for item in instance_ids if item not in kept])
+        original(self, [instance_id for instance_id in instance_ids if instance_id not in retained_ids])
 
     @around(FakeAutoScalingGroup, "set_desired_capacity")
-    def _resized(original: Any, self: Any, new_capacity: int | None) -> None:
-        """moto would count an instance that is leaving already among those to end, and keep another in its place."""
+    def _set_capacity(original: Any, self: Any, new_capacity: int | None) -> None:
+        """Hide leaving instances from moto, which would count them and terminate one instance too few."""
         leaving = [state for state in self.instance_states if state.lifecycle_state.startswith("Terminating")]
         self.instance_states = [state for state in self.instance_states if state not in leaving]
         original(self, new_capacity)
@@ -79,33 +79,33 @@ def install() -> None:
         if not self.desired_capacity:
             for state in leaving:
                 if action := getattr(state, "action", None):
-                    action.ended.set()
+                    action.completed.set()
 
 
-def state_of(instance: Any) -> Any | None:
-    """Return the instance's place in its Auto Scaling group, None when it is in none."""
+def find_state(instance: Any) -> Any | None:
+    """Return the state of an instance in its Auto Scaling group, None when it belongs to no group."""
     group = getattr(instance, "autoscaling_group", None)
-    found = group.instance_states if group is not None else []
-    return next((item for item in found if item.instance is instance), None)
+    states = group.instance_states if group is not None else []
+    return next((state for state in states if state.instance is instance), None)
 
 
 def rebalance(state: Any) -> bool:
-    """Replace and terminate an instance at risk; return whether that began now."""
+    """Replace and terminate an instance at risk; return False when the group does not rebalance or has begun already."""
     group = state.auto_scaling_group
     if not group.capacity_rebalance or state.lifecycle_state != "InService":
         return False
     with LOCK:
         state.lifecycle_state = "Terminating"
-        fill(group, 1)
-    _terminate(state)
+        launch_instances(group, 1)
+    _start_termination(state)
     return True
 
 
-def taken(instance: Any) -> None:
-    """EC2 takes the instance now; its group follows."""
+def reclaim_instance(instance: Any) -> None:
+    """Terminate an instance as EC2 does when it needs the capacity; its group is notified."""
     backend = instance.ec2_backend
     with LOCK:
-        state = state_of(instance)
+        state = find_state(instance)
         action = getattr(state, "action", None)
         if instance.state == "terminated":
             return
@@ -115,16 +115,16 @@ def taken(instance: Any) -> None:
         if action is None:
             autoscaling_backends[backend.account_id][backend.region_name].notify_terminate_instances([instance.id])
     if action is not None:
-        action.ended.set()
+        action.completed.set()
 
 
-def _terminate(state: Any) -> None:
+def _start_termination(state: Any) -> None:
     group = state.auto_scaling_group
-    waiting = hooks(group.autoscaling_backend, group.name)
-    if not waiting:
-        _end(state)
+    group_hooks = list_hooks(group.autoscaling_backend, group.name)
+    if not group_hooks:
+        _finish_termination(state)
         return
-    hook = waiting[0]
+    hook = group_hooks[0]
     state.action = Action(hook.name, float(hook.heartbeat_timeout))
     state.action.extend()
     state.lifecycle_state = "Terminating:Wait"
@@ -144,12 +144,12 @@ def _terminate(state: Any) -> None:
     def wait() -> None:
         state.action.wait()
         state.lifecycle_state = "Terminating:Proceed"
-        _end(state)
+        _finish_termination(state)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _end(state: Any) -> None:
+def _finish_termination(state: Any) -> None:
     group, instance = state.auto_scaling_group, state.instance
     began = _now()
     with LOCK:
@@ -157,7 +157,7 @@ def _end(state: Any) -> None:
             _put_state_event(instance, "shutting-down")
             ec2_backends[group.account_id][group.region].terminate_instances([instance.id])
             _put_state_event(instance, "terminated")
-        group.instance_states = [item for item in group.instance_states if item is not state]
+        group.instance_states = [other for other in group.instance_states if other is not state]
     detail = {
         "StatusCode": "InProgress",
         "AutoScalingGroupName": group.name,

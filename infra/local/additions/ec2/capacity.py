@@ -1,7 +1,7 @@
-"""EC2 capacity reservations, which moto lacks, and capacity blocks that somebody has bought.
+"""EC2 capacity reservations, which moto lacks, and capacity blocks that were bought beforehand.
 
-Rules and error codes follow the API reference (CreateCapacityReservation) and EC2's page of error codes; where that names
-none, InvalidParameterValue stands.
+Rules and error codes follow the API reference (CreateCapacityReservation) and EC2's page of error codes; where that page
+names no code, the error is InvalidParameterValue.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
 from infra.catalog.instances import instance
-from infra.local.additions.ec2.placement import known_prefix, no_dry_run, placement_groups, put_tags, shown_tags
+from infra.local.additions.ec2.placement import placement_groups, put_tags, refuse_dry_run, register_id_prefix, tag_list
 from infra.local.additions.lookups import new_id
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import filtered, kept_by
+from infra.local.additions.wrapping import apply_filters, get_or_create
 
 LEFT_OUT = "capacity is never short; no capacity block is sold here, the event player delivers one that was bought"
 
@@ -46,7 +46,7 @@ class Reservation:
     ephemeral: bool = False
     placement_group_arn: str | None = None
     used_by: set[str] = field(default_factory=set)
-    """Instances that run in it."""
+    """Ids of the instances that run in the reservation."""
 
     @property
     def free(self) -> int:
@@ -55,8 +55,8 @@ class Reservation:
 
 @cache
 def install() -> None:
-    """Add the actions to EC2, and the prefix of the ids so that they take tags."""
-    known_prefix("capacity-reservation", "cr")
+    """Add the actions to EC2 and register the id prefix, so that reservations take tags."""
+    register_id_prefix("capacity-reservation", "cr")
     actions = {
         "CreateCapacityReservation": _create,
         "DescribeCapacityReservations": _describe,
@@ -67,35 +67,38 @@ def install() -> None:
 
 
 def reservations(backend: Any) -> dict[str, Reservation]:
-    """Return the reservations beside this EC2 backend of moto, by id, in the state that the clock gives them."""
-    found: dict[str, Reservation] = kept_by(backend, "lustrain_reservations", dict)
+    """Return the reservations of this EC2 backend by id; those whose end has passed are expired."""
+    by_id: dict[str, Reservation] = get_or_create(backend, "lustrain_reservations", dict)
     now = datetime.now(UTC)
-    for item in found.values():
-        if item.state == "active" and item.end and item.end <= now:
-            item.state = "expired"
-    return found
+    for reservation in by_id.values():
+        if reservation.state == "active" and reservation.end and reservation.end <= now:
+            reservation.state = "expired"
+    return by_id
 
 
-def zone_of(backend: Any, name: str | None, zone_id: str | None) -> Any:
+def find_zone(backend: Any, name: str | None, zone_id: str | None) -> Any:
     """Return the region's zone of this name or id; InvalidParameterValue when there is none."""
     zones = backend.describe_availability_zones()
-    found = next((zone for zone in zones if name == zone.name or (name is None and zone_id == zone.zone_id)), None)
-    if found is None:
+    zone = next(
+        (candidate for candidate in zones if name == candidate.name or (name is None and zone_id == candidate.zone_id)),
+        None,
+    )
+    if zone is None:
         refuse("InvalidParameterValue", f"Invalid availability zone: [{name or zone_id}]")
-    return found
+    return zone
 
 
-def release(backend: Any, instance_id: str) -> None:
-    """Note that the instance is gone; its place in a reservation is free again."""
+def release_capacity(backend: Any, instance_id: str) -> None:
+    """Free the place that a terminated instance held in its reservation."""
     for reservation in reservations(backend).values():
         reservation.used_by.discard(instance_id)
 
 
 def deliver_block(backend: Any, block: str, instance_type: str, count: int, zone_id: str, end: datetime) -> Reservation:
-    """Add an active capacity block, as one that was bought last week in the console."""
-    zone = zone_of(backend, None, zone_id)
+    """Add an active capacity block, as if it had been bought in the console last week."""
+    zone = find_zone(backend, None, zone_id)
     arn = f"arn:{backend.partition}:ec2:{backend.region_name}:{backend.account_id}:capacity-reservation/{block}"
-    made = Reservation(
+    reservation = Reservation(
         id=block,
         arn=arn,
         instance_type=instance_type,
@@ -107,8 +110,8 @@ def deliver_block(backend: Any, block: str, instance_type: str, count: int, zone
         end=end,
         kind="capacity-block",
     )
-    reservations(backend)[block] = made
-    return made
+    reservations(backend)[block] = reservation
+    return reservation
 
 
 def _create(call: Call) -> Mapping[str, Any]:
@@ -118,15 +121,15 @@ def _create(call: Call) -> Mapping[str, Any]:
         refuse("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
     if count < 1:
         refuse("InvalidParameterValue", f"Value ({count}) for parameter instanceCount is invalid.")
-    zone = zone_of(backend, call.get("AvailabilityZone"), call.get("AvailabilityZoneId"))
-    end = _end(call.get("EndDateType", "unlimited"), call.get("EndDate"))
+    zone = find_zone(backend, call.get("AvailabilityZone"), call.get("AvailabilityZoneId"))
+    end = _parse_end(call.get("EndDateType", "unlimited"), call.get("EndDate"))
     if group_arn and all(group.arn != group_arn for group in placement_groups(backend).values()):
         refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{group_arn}' is unknown.")
-    no_dry_run(call)
-    new = new_id("cr")
-    made = reservations(backend)[new] = Reservation(
-        id=new,
-        arn=f"arn:{call.partition}:ec2:{call.region}:{call.account}:capacity-reservation/{new}",
+    refuse_dry_run(call)
+    reservation_id = new_id("cr")
+    reservation = reservations(backend)[reservation_id] = Reservation(
+        id=reservation_id,
+        arn=f"arn:{call.partition}:ec2:{call.region}:{call.account}:capacity-reservation/{reservation_id}",
         instance_type=kind,
         platform=call.get("InstancePlatform"),
         zone=zone.name,
@@ -140,14 +143,16 @@ def _create(call: Call) -> Mapping[str, Any]:
         ephemeral=call.get("EphemeralStorage", False),
         placement_group_arn=group_arn,
     )
-    put_tags(call, "capacity-reservation", made.id)
-    return {"CapacityReservation": _shown(backend, made)}
+    put_tags(call, "capacity-reservation", reservation.id)
+    return {"CapacityReservation": _describe_reservation(backend, reservation)}
 
 
 def _describe(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
-    wanted = [_known(call, item) for item in call.get("CapacityReservationIds", [])]
-    shown = [_shown(backend, entry) for entry in wanted or reservations(backend).values()]
+    selected = [_get_reservation(call, reservation_id) for reservation_id in call.get("CapacityReservationIds", [])]
+    descriptions = [
+        _describe_reservation(backend, reservation) for reservation in selected or reservations(backend).values()
+    ]
     keys = {
         "instance-type": "InstanceType",
         "state": "State",
@@ -156,83 +161,88 @@ def _describe(call: Call) -> Mapping[str, Any]:
         "instance-match-criteria": "InstanceMatchCriteria",
         "reservation-type": "ReservationType",
     }
-    return {"CapacityReservations": filtered(shown, call.get("Filters", []), keys)}
+    return {"CapacityReservations": apply_filters(descriptions, call.get("Filters", []), keys)}
 
 
 def _modify(call: Call) -> Mapping[str, Any]:
-    found = _changeable(call)
+    reservation = _get_modifiable_reservation(call)
     if (count := call.get("InstanceCount")) is not None:
-        if count < max(1, len(found.used_by)):
-            refuse("InvalidParameterValue", f"{len(found.used_by)} instances run in {found.id}; {count} is too few.")
-        found.total = count
+        if count < max(1, len(reservation.used_by)):
+            refuse(
+                "InvalidParameterValue",
+                f"{len(reservation.used_by)} instances run in {reservation.id}; {count} is too few.",
+            )
+        reservation.total = count
     if (kind := call.get("EndDateType")) is not None:
-        found.end = _end(kind, call.get("EndDate"))
-    found.match = call.get("InstanceMatchCriteria", found.match)
+        reservation.end = _parse_end(kind, call.get("EndDate"))
+    reservation.match = call.get("InstanceMatchCriteria", reservation.match)
     return {"Return": True}
 
 
 def _cancel(call: Call) -> Mapping[str, Any]:
-    found = _changeable(call)
-    no_dry_run(call)
-    found.state, found.end = "cancelled", datetime.now(UTC)
+    reservation = _get_modifiable_reservation(call)
+    refuse_dry_run(call)
+    reservation.state, reservation.end = "cancelled", datetime.now(UTC)
     return {"Return": True}
 
 
-def _end(kind: str, end: Any) -> datetime | None:
+def _parse_end(kind: str, end: Any) -> datetime | None:
     if kind == "limited" and end is None:
         refuse("MissingParameter", "The request must contain the parameter endDate")
     if kind == "unlimited" and end is not None:
         refuse("InvalidParameterCombination", "endDate cannot be specified when endDateType is unlimited.")
-    moment = _moment(end)
-    if moment and moment <= datetime.now(UTC):
+    end_time = _parse_time(end)
+    if end_time and end_time <= datetime.now(UTC):
         refuse("InvalidParameterValue", f"Value ({end}) for parameter endDate is invalid: it is in the past.")
-    return moment
+    return end_time
 
 
-def _moment(value: Any) -> datetime | None:
+def _parse_time(value: Any) -> datetime | None:
     if value is None:
         return None
-    read = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-    return read if read.tzinfo else read.replace(tzinfo=UTC)
+    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _known(call: Call, wanted: str) -> Reservation:
-    found = reservations(ec2_backends[call.account][call.region]).get(wanted)
-    if found is None:
-        refuse("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted}' does not exist.")
-    return found
+def _get_reservation(call: Call, reservation_id: str) -> Reservation:
+    reservation = reservations(ec2_backends[call.account][call.region]).get(reservation_id)
+    if reservation is None:
+        refuse("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{reservation_id}' does not exist.")
+    return reservation
 
 
-def _changeable(call: Call) -> Reservation:
-    found = _known(call, call.get("CapacityReservationId"))
-    if found.state != "active":
-        refuse("InvalidCapacityReservationState", f"The capacity reservation '{found.id}' is {found.state}.")
-    if found.kind == "capacity-block":
-        refuse("OperationNotPermitted", f"{found.id} is a Capacity Block: it cannot be modified or cancelled.")
-    return found
+def _get_modifiable_reservation(call: Call) -> Reservation:
+    reservation = _get_reservation(call, call.get("CapacityReservationId"))
+    if reservation.state != "active":
+        refuse(
+            "InvalidCapacityReservationState", f"The capacity reservation '{reservation.id}' is {reservation.state}."
+        )
+    if reservation.kind == "capacity-block":
+        refuse("OperationNotPermitted", f"{reservation.id} is a Capacity Block: it cannot be modified or cancelled.")
+    return reservation
 
 
-def _shown(backend: Any, one: Reservation) -> dict[str, Any]:
+def _describe_reservation(backend: Any, reservation: Reservation) -> dict[str, Any]:
     return {
-        "CapacityReservationId": one.id,
-        "CapacityReservationArn": one.arn,
+        "CapacityReservationId": reservation.id,
+        "CapacityReservationArn": reservation.arn,
         "OwnerId": backend.account_id,
-        "AvailabilityZone": one.zone,
-        "AvailabilityZoneId": one.zone_id,
-        "InstanceType": one.instance_type,
-        "InstancePlatform": one.platform,
-        "Tenancy": one.tenancy,
-        "TotalInstanceCount": one.total,
-        "AvailableInstanceCount": one.free,
-        "EbsOptimized": one.ebs_optimized,
-        "EphemeralStorage": one.ephemeral,
-        "State": one.state,
-        "CreateDate": one.created,
-        "StartDate": one.start,
-        "EndDate": one.end,
-        "EndDateType": "limited" if one.end else "unlimited",
-        "InstanceMatchCriteria": one.match,
-        "PlacementGroupArn": one.placement_group_arn,
-        "ReservationType": one.kind,
-        "Tags": shown_tags(backend, one.id),
+        "AvailabilityZone": reservation.zone,
+        "AvailabilityZoneId": reservation.zone_id,
+        "InstanceType": reservation.instance_type,
+        "InstancePlatform": reservation.platform,
+        "Tenancy": reservation.tenancy,
+        "TotalInstanceCount": reservation.total,
+        "AvailableInstanceCount": reservation.free,
+        "EbsOptimized": reservation.ebs_optimized,
+        "EphemeralStorage": reservation.ephemeral,
+        "State": reservation.state,
+        "CreateDate": reservation.created,
+        "StartDate": reservation.start,
+        "EndDate": reservation.end,
+        "EndDateType": "limited" if reservation.end else "unlimited",
+        "InstanceMatchCriteria": reservation.match,
+        "PlacementGroupArn": reservation.placement_group_arn,
+        "ReservationType": reservation.kind,
+        "Tags": tag_list(backend, reservation.id),
     }

@@ -30,37 +30,37 @@ _EKS = r"/aws/service/eks/optimized-ami/1\.\d\d/amazon-linux-2023/(x86_64|arm64)
 _FAMILIES = re.compile(
     r"(base-)?(oss-nvidia-driver-gpu|with-single-cuda|neuron)[a-z0-9.-]*-(ubuntu-2[024]\.04|amazon-linux-2(023)?)"
 )
-_KNOWN = tuple(map(re.compile, (_DLAMI, _NEURON, _UBUNTU, _EKS)))
+_PATTERNS = tuple(map(re.compile, (_DLAMI, _NEURON, _UBUNTU, _EKS)))
 
 
 @cache
 def install() -> None:
-    """Parameter Store answers for the documented names."""
+    """Let Parameter Store answer for the documented names."""
 
     @around(ParameterDict, "_check_loading_status")
     def _load(original: Any, self: Any, key: str) -> None:
         original(self, key)
         name = str(key or "")
-        if _documented(name) and not dict.__contains__(self, name):
+        if _is_documented(name) and not dict.__contains__(self, name):
             dict.__setitem__(self, name, [_parameter(self.account_id, self.region_name, name)])
 
 
-def resolved(backend: Any, image: str) -> str | None:
+def resolve_image(backend: Any, image: str) -> str | None:
     """Return the image that EC2 launches for `resolve:ssm:name[:version]`; None when there is no such parameter."""
     name = image.removeprefix(RESOLVE).partition(":")[0]
-    found = ssm_backends[backend.account_id][backend.region_name].get_parameters([name])
-    return str(found[name].value) if name in found else None
+    parameters = ssm_backends[backend.account_id][backend.region_name].get_parameters([name])
+    return str(parameters[name].value) if name in parameters else None
 
 
-def _documented(name: str) -> bool:
-    if not any(known.fullmatch(name) for known in _KNOWN):
+def _is_documented(name: str) -> bool:
+    if not any(pattern.fullmatch(name) for pattern in _PATTERNS):
         return False
     return "/deeplearning/" not in name or _FAMILIES.fullmatch(name.split("/")[6]) is not None
 
 
 def _parameter(account: str, region: str, name: str) -> Any:
     image = "ami-" + hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:17]
-    make: Any = Parameter  # abstract to a type checker, made by moto all the same
+    make: Any = Parameter  # abstract to a type checker, although moto instantiates it
     return make(
         account_id=account,
         name=name,

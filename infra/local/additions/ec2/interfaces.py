@@ -1,7 +1,7 @@
-"""Network interfaces that services put into a customer's subnets; EC2 deletes nothing that they use.
+"""Network interfaces that services put into a customer's subnets; EC2 refuses to delete a subnet or group that they use.
 
-moto deletes a subnet or a security group whatever lies in it. EC2 refuses with DependencyViolation, which is how a file
-system that outlives its stack keeps the network under it:
+moto deletes a subnet or a security group even while something uses it. EC2 refuses with DependencyViolation, which is how
+a file system that outlives its stack keeps the network under it:
 https://docs.aws.amazon.com/vpc/latest/userguide/delete-subnet.html and delete-security-group.html beside it.
 """
 
@@ -28,53 +28,58 @@ LEFT_OUT = (
 
 @cache
 def install() -> None:
-    """Put itself around the deletion of subnets, security groups and interfaces."""
+    """Replace moto's deletion of subnets, security groups and interfaces."""
     around(SubnetBackend, "delete_subnet")(_delete_subnet)
     around(SecurityGroupBackend, "delete_security_group")(_delete_group)
     around(NetworkInterfaceBackend, "delete_network_interface")(_delete_interface)
 
 
-def put(call: Call, subnet_ids: Iterable[str], groups: Iterable[str], description: str) -> list[str]:
-    """Add a service's own interface in each of the subnets, in these groups or the VPC's default one; their ids."""
+def create_interfaces(call: Call, subnet_ids: Iterable[str], groups: Iterable[str], description: str) -> list[str]:
+    """Create a service-managed interface in each subnet, in `groups` or the VPC's default group; return the ids."""
     backend = ec2_backends[call.account][call.region]
-    made = [
-        backend.create_network_interface(one, [], group_ids=list(groups), description=description) for one in subnet_ids
+    created = [
+        backend.create_network_interface(subnet_id, [], group_ids=list(groups), description=description)
+        for subnet_id in subnet_ids
     ]
-    for one in made:
-        one.requester_managed, one.requester_id, one.status = True, "amazon-aws", "in-use"
-    return [one.id for one in made]
+    for interface in created:
+        interface.requester_managed, interface.requester_id, interface.status = True, "amazon-aws", "in-use"
+    return [interface.id for interface in created]
 
 
-def take(call: Call, ids: Iterable[str]) -> None:
-    """Remove interfaces, as the service that put them there does."""
-    for one in ids:
-        ec2_backends[call.account][call.region].enis.pop(one, None)
+def delete_interfaces(call: Call, interface_ids: Iterable[str]) -> None:
+    """Delete service-managed interfaces, as the service that created them does."""
+    for interface_id in interface_ids:
+        ec2_backends[call.account][call.region].enis.pop(interface_id, None)
 
 
 def _delete_subnet(original: Any, self: Any, subnet_id: str) -> Any:
     with LOCK:
-        if any(one.subnet.id == subnet_id for one in _used(self)):
+        if any(interface.subnet.id == subnet_id for interface in _used_interfaces(self)):
             raise DependencyViolationError(f"The subnet '{subnet_id}' has dependencies and cannot be deleted.")
         return original(self, subnet_id)
 
 
 def _delete_group(original: Any, self: Any, name: str | None = None, group_id: str | None = None) -> Any:
     with LOCK:
-        if any(group.id == group_id for one in _used(self) for group in one.group_set):
+        if any(group.id == group_id for interface in _used_interfaces(self) for group in interface.group_set):
             raise DependencyViolationError(f"resource {group_id} has a dependent object")
         return original(self, name, group_id)
 
 
 def _delete_interface(original: Any, self: Any, eni_id: str) -> Any:
-    if any(one.id == eni_id and one.requester_managed for one in _used(self)):
+    if any(interface.id == eni_id and interface.requester_managed for interface in _used_interfaces(self)):
         raise EC2ClientError("InvalidParameterValue", f"Network interface '{eni_id}' is currently in use.")
     return original(self, eni_id)
 
 
-def _used(backend: Any) -> list[Any]:
-    """Interfaces that somebody uses; moto forgets none of those of its NAT gateways, which must hold nothing."""
-    return [one for one in list(backend.enis.values()) if one.requester_managed or _runs(one.instance)]
+def _used_interfaces(backend: Any) -> list[Any]:
+    """Return the interfaces in use; those of NAT gateways do not count, because moto never deletes them."""
+    return [
+        interface
+        for interface in list(backend.enis.values())
+        if interface.requester_managed or _is_running(interface.instance)
+    ]
 
 
-def _runs(instance: Any) -> bool:
+def _is_running(instance: Any) -> bool:
     return instance is not None and instance.state not in ("terminated", "shutting-down")

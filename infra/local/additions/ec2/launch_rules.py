@@ -1,9 +1,9 @@
-"""The checks that EC2 makes of a launch: of a template, of RunInstances, or of both together.
+"""The checks that EC2 runs on a launch: on a template, on a RunInstances request, or on both together.
 
 EC2 takes a template with such flaws and only warns (member `Warning` of CreateLaunchTemplate); RunInstances and
 CreateAutoScalingGroup refuse it. Codes and words follow EC2's error code page and messages that users reported, e.g.
-https://github.com/eksctl-io/eksctl/issues/7520 and https://github.com/dstackai/dstack/issues/2872; where neither tells,
-the code is InvalidParameterCombination or InvalidParameterValue.
+https://github.com/eksctl-io/eksctl/issues/7520 and https://github.com/dstackai/dstack/issues/2872; where neither
+names a code, it is InvalidParameterCombination or InvalidParameterValue.
 """
 
 from __future__ import annotations
@@ -27,101 +27,113 @@ MOST_USER_DATA = 16 * 1024
 
 @dataclass(frozen=True)
 class Flaw:
-    """One reason to refuse, as the service words it."""
+    """One reason to refuse a launch, in the service's words."""
 
     code: str
     message: str
 
 
-def flaws(backend: Any, data: Mapping[str, Any], subnet_id: str | None = None) -> list[Flaw]:
-    """Return the faults EC2 refuses in `data` (members as in RequestLaunchTemplateData) when launching into `subnet_id`."""
-    found: list[Flaw] = []
-    facts = instance(data.get("InstanceType") or "")
-    if facts is None and data.get("InstanceType"):
-        found.append(_value(f"Invalid value '{data['InstanceType']}' for InstanceType."))
+def find_flaws(backend: Any, data: Mapping[str, Any], subnet_id: str | None = None) -> list[Flaw]:
+    """Return the reasons why EC2 refuses to launch `data` (members of RequestLaunchTemplateData) into `subnet_id`."""
+    flaws: list[Flaw] = []
+    instance_type = instance(data.get("InstanceType") or "")
+    if instance_type is None and data.get("InstanceType"):
+        flaws.append(_invalid_value(f"Invalid value '{data['InstanceType']}' for InstanceType."))
     interfaces = data.get("NetworkInterfaces") or []
-    found += _interfaces(interfaces, data)
-    if facts:
-        found += _cards(interfaces, facts)
-        found += _market(data, facts)
-        found += _placement(backend, data, facts)
-    found += _references(backend, interfaces, data, subnet_id)
-    found += _profile(backend, data.get("IamInstanceProfile") or {})
-    found += _image(backend, data.get("ImageId"))
-    return found
+    flaws += _interface_flaws(interfaces, data)
+    if instance_type:
+        flaws += _card_flaws(interfaces, instance_type)
+        flaws += _market_flaws(data, instance_type)
+        flaws += _placement_flaws(backend, data, instance_type)
+    flaws += _reference_flaws(backend, interfaces, data, subnet_id)
+    flaws += _profile_flaws(backend, data.get("IamInstanceProfile") or {})
+    flaws += _image_flaws(backend, data.get("ImageId"))
+    return flaws
 
 
-def _interfaces(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> Iterator[Flaw]:
-    """Yield what is wrong whatever the instance type."""
+def _interface_flaws(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> Iterator[Flaw]:
+    """Yield flaws of the interfaces that do not depend on the instance type."""
     if interfaces and (data.get("SecurityGroupIds") or data.get("SecurityGroups")):
-        yield _together(
+        yield _invalid_combination(
             "Network interfaces and an instance-level security groups may not be specified on the same request"
         )
-    if len(interfaces) > 1 and any(one.get("AssociatePublicIpAddress") for one in interfaces):
-        yield _together(
+    if len(interfaces) > 1 and any(interface.get("AssociatePublicIpAddress") for interface in interfaces):
+        yield _invalid_combination(
             "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces."
         )
-    twice = [slot for slot, times in Counter(map(_slot, interfaces)).items() if times > 1]
-    if twice:
-        card, device = twice[0]
-        yield _value(
+    shared_slots = [slot for slot, times in Counter(map(_slot_of, interfaces)).items() if times > 1]
+    if shared_slots:
+        card, device = shared_slots[0]
+        yield _invalid_value(
             f"Each network interface requires a unique device index; {device} is used twice on network card {card}."
         )
-    for one in interfaces:
-        kind = one.get("InterfaceType") or "interface"
+    for interface in interfaces:
+        kind = interface.get("InterfaceType") or "interface"
         if kind not in ("interface", "efa", "efa-only"):
-            yield _value(f"Value ({kind}) for parameter interfaceType is invalid.")
-        if kind == "efa-only" and (one.get("AssociatePublicIpAddress") or one.get("PrivateIpAddress")):
-            yield _together("An efa-only network interface has no IP address.")
+            yield _invalid_value(f"Value ({kind}) for parameter interfaceType is invalid.")
+        if kind == "efa-only" and (interface.get("AssociatePublicIpAddress") or interface.get("PrivateIpAddress")):
+            yield _invalid_combination("An efa-only network interface has no IP address.")
 
 
-def _cards(interfaces: Sequence[Mapping[str, Any]], facts: Instance) -> Iterator[Flaw]:
-    """Yield what the instance type's network cards do not take."""
+def _card_flaws(interfaces: Sequence[Mapping[str, Any]], instance_type: Instance) -> Iterator[Flaw]:
+    """Yield interfaces that do not fit the network cards of the instance type."""
     if not interfaces:
         return
-    cards = {card.index: card for card in facts.cards}
-    primary = next((one for one in interfaces if _slot(one) == (facts.primary_card, 0)), None)
+    cards = {card.index: card for card in instance_type.cards}
+    primary = next(
+        (interface for interface in interfaces if _slot_of(interface) == (instance_type.primary_card, 0)), None
+    )
     if primary is None:
-        yield _value(f"The primary network interface must be at device index 0 of network card {facts.primary_card}.")
+        yield _invalid_value(
+            f"The primary network interface must be at device index 0 of network card {instance_type.primary_card}."
+        )
     elif primary.get("InterfaceType") == "efa-only":
-        yield _together("An efa-only network interface cannot be the primary network interface.")
-    efa = [one for one in interfaces if (one.get("InterfaceType") or "").startswith("efa")]
-    if efa and not facts.efa:
-        yield _together(f"{facts.name} instances do not support Elastic Fabric Adapters.")
-    elif len(efa) > facts.efa:
-        yield Flaw("AttachmentLimitExceeded", f"EFA interface count {len(efa)} exceeds the limit for {facts.name}")
-    for index, count in Counter(_slot(one)[0] for one in interfaces).items():
+        yield _invalid_combination("An efa-only network interface cannot be the primary network interface.")
+    efa_interfaces = [interface for interface in interfaces if (interface.get("InterfaceType") or "").startswith("efa")]
+    if efa_interfaces and not instance_type.efa:
+        yield _invalid_combination(f"{instance_type.name} instances do not support Elastic Fabric Adapters.")
+    elif len(efa_interfaces) > instance_type.efa:
+        yield Flaw(
+            "AttachmentLimitExceeded",
+            f"EFA interface count {len(efa_interfaces)} exceeds the limit for {instance_type.name}",
+        )
+    for index, count in Counter(_slot_of(interface)[0] for interface in interfaces).items():
         if index not in cards:
-            yield _value(f"The network card index {index} is not valid for {facts.name}, which has {len(cards)}.")
+            yield _invalid_value(
+                f"The network card index {index} is not valid for {instance_type.name}, which has {len(cards)}."
+            )
         elif count > cards[index].slots:
-            yield Flaw("AttachmentLimitExceeded", f"Interface count {count} exceeds the limit for {facts.name}")
-    for one in interfaces:
-        index, device = _slot(one)
-        card, kind = cards.get(index), one.get("InterfaceType") or "interface"
+            yield Flaw("AttachmentLimitExceeded", f"Interface count {count} exceeds the limit for {instance_type.name}")
+    for interface in interfaces:
+        index, device = _slot_of(interface)
+        card, kind = cards.get(index), interface.get("InterfaceType") or "interface"
         if card and device >= card.slots:
-            yield _value(
+            yield _invalid_value(
                 f"The specified number '{device}' for the device index exceeds the maximum number of network interfaces "
                 f"supported by the network card at network card index {index}. The maximum devices for this network card "
                 f"is {card.slots}. Specify a number from 0 to {card.slots - 1}, and try again."
             )
-        if card and facts.efa and kind in ("efa", "efa-only") and kind not in card.kinds:
-            yield _together(f"The network card at index {index} of {facts.name} does not support the type {kind}.")
+        if card and instance_type.efa and kind in ("efa", "efa-only") and kind not in card.kinds:
+            yield _invalid_combination(
+                f"The network card at index {index} of {instance_type.name} does not support the type {kind}."
+            )
 
 
-def _market(data: Mapping[str, Any], facts: Instance) -> Iterator[Flaw]:
+def _market_flaws(data: Mapping[str, Any], instance_type: Instance) -> Iterator[Flaw]:
     market = (data.get("InstanceMarketOptions") or {}).get("MarketType")
     target = (data.get("CapacityReservationSpecification") or {}).get("CapacityReservationTarget") or {}
-    if market in ("spot", "capacity-block") and market not in facts.usage:
+    if market in ("spot", "capacity-block") and market not in instance_type.usage:
         yield Flaw(
-            "UnsupportedOperation", f"The instance type '{facts.name}' does not support the market type {market}."
+            "UnsupportedOperation",
+            f"The instance type '{instance_type.name}' does not support the market type {market}.",
         )
     if market == "capacity-block" and not target.get("CapacityReservationId"):
-        yield _together("A capacity-block launch must target a capacity reservation id.")
+        yield _invalid_combination("A capacity-block launch must target a capacity reservation id.")
     if market == "spot" and target:
-        yield _together("A capacity reservation cannot be targeted by a Spot request.")
+        yield _invalid_combination("A capacity reservation cannot be targeted by a Spot request.")
 
 
-def _placement(backend: Any, data: Mapping[str, Any], facts: Instance) -> Iterator[Flaw]:
+def _placement_flaws(backend: Any, data: Mapping[str, Any], instance_type: Instance) -> Iterator[Flaw]:
     name = (data.get("Placement") or {}).get("GroupName")
     if not name:
         return
@@ -129,64 +141,70 @@ def _placement(backend: Any, data: Mapping[str, Any], facts: Instance) -> Iterat
     if group is None:
         yield Flaw("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
         return
-    if group.strategy not in facts.placement:
-        yield _together(
-            f"{group.strategy.capitalize()} placement groups are not supported by the '{facts.name}' instance type. "
+    if group.strategy not in instance_type.placement:
+        yield _invalid_combination(
+            f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type.name}' instance type. "
             "Specify a supported instance type or change the placement group strategy, and try again."
         )
     if (data.get("InstanceMarketOptions") or {}).get("MarketType") == "capacity-block":
-        yield _together("A placement group cannot be specified for a Capacity Block launch.")
+        yield _invalid_combination("A placement group cannot be specified for a Capacity Block launch.")
 
 
-def _references(
+def _reference_flaws(
     backend: Any, interfaces: Sequence[Mapping[str, Any]], data: Mapping[str, Any], subnet_id: str | None
 ) -> Iterator[Flaw]:
-    """Subnets and security groups that are not there, or not in the same VPC."""
+    """Yield subnets and security groups that do not exist or are in different VPCs."""
     vpcs: dict[str, str] = {}
-    for wanted in dict.fromkeys(filter(None, [subnet_id, *(one.get("SubnetId") for one in interfaces)])):
+    for named_subnet in dict.fromkeys(filter(None, [subnet_id, *(nic.get("SubnetId") for nic in interfaces)])):
         try:
-            vpcs[wanted] = backend.get_subnet(wanted).vpc_id
+            vpcs[named_subnet] = backend.get_subnet(named_subnet).vpc_id
         except InvalidSubnetIdError:
-            yield Flaw("InvalidSubnetID.NotFound", f"The subnet ID '{wanted}' does not exist")
-    groups = [*(data.get("SecurityGroupIds") or ()), *(name for one in interfaces for name in one.get("Groups") or ())]
-    for wanted in dict.fromkeys(groups):
-        group = backend.get_security_group_from_id(wanted)
+            yield Flaw("InvalidSubnetID.NotFound", f"The subnet ID '{named_subnet}' does not exist")
+    groups = [
+        *(data.get("SecurityGroupIds") or ()),
+        *(name for interface in interfaces for name in interface.get("Groups") or ()),
+    ]
+    for group_id in dict.fromkeys(groups):
+        group = backend.get_security_group_from_id(group_id)
         if group is None:
-            yield Flaw("InvalidGroup.NotFound", f"The security group '{wanted}' does not exist")
-        elif strange := [subnet for subnet, vpc in vpcs.items() if vpc != group.vpc_id]:
+            yield Flaw("InvalidGroup.NotFound", f"The security group '{group_id}' does not exist")
+        elif foreign_subnets := [subnet for subnet, vpc in vpcs.items() if vpc != group.vpc_id]:
             yield Flaw(
-                "InvalidParameter", f"Security group {wanted} and subnet {strange[0]} belong to different networks."
+                "InvalidParameter",
+                f"Security group {group_id} and subnet {foreign_subnets[0]} belong to different networks.",
             )
 
 
-def _profile(backend: Any, profile: Mapping[str, Any]) -> Iterator[Flaw]:
-    known = iam_backends[backend.account_id][backend.partition].instance_profiles.values()
-    if (arn := profile.get("Arn")) and all(one.arn != arn for one in known):
-        yield _value(f"Value ({arn}) for parameter iamInstanceProfile.arn is invalid. Invalid IAM Instance Profile ARN")
-    if (name := profile.get("Name")) and all(one.name != name for one in known):
-        yield _value(
+def _profile_flaws(backend: Any, profile: Mapping[str, Any]) -> Iterator[Flaw]:
+    profiles = iam_backends[backend.account_id][backend.partition].instance_profiles.values()
+    if (arn := profile.get("Arn")) and all(existing.arn != arn for existing in profiles):
+        yield _invalid_value(
+            f"Value ({arn}) for parameter iamInstanceProfile.arn is invalid. Invalid IAM Instance Profile ARN"
+        )
+    if (name := profile.get("Name")) and all(existing.name != name for existing in profiles):
+        yield _invalid_value(
             f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
         )
 
 
-def _image(backend: Any, image: str | None) -> Iterator[Flaw]:
+def _image_flaws(backend: Any, image: str | None) -> Iterator[Flaw]:
     if not image:
         return
     if image.startswith(images.RESOLVE):
-        if images.resolved(backend, image) is None:
+        if images.resolve_image(backend, image) is None:
             name = image.removeprefix(images.RESOLVE)
-            yield _value(f"The SSM parameter {name} does not exist.")
+            yield _invalid_value(f"The SSM parameter {name} does not exist.")
     elif not re.fullmatch(r"ami-[0-9a-f]{8,17}", image):
         yield Flaw("InvalidAMIID.Malformed", f'Invalid id: "{image}" (expecting "ami-...")')
 
 
-def _slot(interface: Mapping[str, Any]) -> tuple[int, int]:
+def _slot_of(interface: Mapping[str, Any]) -> tuple[int, int]:
     return int(interface.get("NetworkCardIndex") or 0), int(interface.get("DeviceIndex") or 0)
 
 
-def _value(message: str) -> Flaw:
+def _invalid_value(message: str) -> Flaw:
     return Flaw("InvalidParameterValue", message)
 
 
-def _together(message: str) -> Flaw:
+def _invalid_combination(message: str) -> Flaw:
     return Flaw("InvalidParameterCombination", message)

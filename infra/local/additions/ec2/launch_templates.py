@@ -1,7 +1,7 @@
 """Launch templates as EC2 keeps them: nothing is lost, malformed data is refused, other flaws come back as a warning.
 
 moto adds the template's own tags to the data of its launches, never renews them, and forgets on a second version that
-user data is encoded; that makes the provider see changes that nobody made.
+user data is encoded; the provider would see changes where there are none.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
-from infra.local.additions.ec2.launch_rules import MOST_USER_DATA, flaws
-from infra.local.additions.ec2.placement import no_dry_run
+from infra.local.additions.ec2.launch_rules import MOST_USER_DATA, find_flaws
+from infra.local.additions.ec2.placement import refuse_dry_run
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = "launch templates: key pairs, block devices, CPU and metadata options are kept but not checked"
@@ -25,8 +25,8 @@ LEFT_OUT = "launch templates: key pairs, block devices, CPU and metadata options
 
 @cache
 def install() -> None:
-    """Put these actions in the place of moto's."""
-    # moto takes the tags once, when the template is made.
+    """Replace moto's actions."""
+    # moto reads the tags only once, when the template is created.
     LaunchTemplate.tags = property(lambda self: self.get_tags(), lambda self, value: None)  # type: ignore[assignment]
     actions = {"CreateLaunchTemplate": _create, "CreateLaunchTemplateVersion": _create_version}
     serve(EC2Response, "ec2", actions, "InvalidParameterValue")
@@ -34,45 +34,47 @@ def install() -> None:
 
 def _create(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
-    data = _data(call.get("LaunchTemplateData", {}))
-    no_dry_run(call)
+    data = _decode_data(call.get("LaunchTemplateData", {}))
+    refuse_dry_run(call)
     tags = convert_tag_spec(call.get("TagSpecifications", []))
-    made = backend.create_launch_template(call.get("LaunchTemplateName"), call.get("VersionDescription"), data, tags)
-    shown = {
-        "CreateTime": made.create_time,
+    template = backend.create_launch_template(
+        call.get("LaunchTemplateName"), call.get("VersionDescription"), data, tags
+    )
+    description = {
+        "CreateTime": template.create_time,
         "CreatedBy": f"arn:{call.partition}:iam::{call.account}:root",
-        "DefaultVersionNumber": made.default_version_number,
-        "LatestVersionNumber": made.latest_version_number,
-        "LaunchTemplateId": made.id,
-        "LaunchTemplateName": made.name,
-        "Tags": made.tags,
+        "DefaultVersionNumber": template.default_version_number,
+        "LatestVersionNumber": template.latest_version_number,
+        "LaunchTemplateId": template.id,
+        "LaunchTemplateName": template.name,
+        "Tags": template.tags,
     }
-    return {"LaunchTemplate": shown, **_warning(backend, data)}
+    return {"LaunchTemplate": description, **_warning(backend, data)}
 
 
 def _create_version(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
-    name, wanted = call.get("LaunchTemplateName"), call.get("LaunchTemplateId")
-    template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(wanted)
+    name, template_id = call.get("LaunchTemplateName"), call.get("LaunchTemplateId")
+    template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
     source = call.get("SourceVersion")
-    data = {**(template.get_version(source).data if source else {}), **_data(call.get("LaunchTemplateData", {}))}
-    no_dry_run(call)
-    made = template.create_version(data, call.get("VersionDescription"))
-    shown = {
-        "CreateTime": made.create_time,
+    data = {**(template.get_version(source).data if source else {}), **_decode_data(call.get("LaunchTemplateData", {}))}
+    refuse_dry_run(call)
+    version = template.create_version(data, call.get("VersionDescription"))
+    description = {
+        "CreateTime": version.create_time,
         "CreatedBy": f"arn:{call.partition}:iam::{call.account}:root",
-        "DefaultVersion": template.is_default(made),
-        "LaunchTemplateData": made.data,
+        "DefaultVersion": template.is_default(version),
+        "LaunchTemplateData": version.data,
         "LaunchTemplateId": template.id,
         "LaunchTemplateName": template.name,
-        "VersionDescription": made.description,
-        "VersionNumber": made.number,
+        "VersionDescription": version.description,
+        "VersionNumber": version.number,
     }
-    return {"LaunchTemplateVersion": shown, **_warning(backend, data)}
+    return {"LaunchTemplateVersion": description, **_warning(backend, data)}
 
 
-def _data(asked: Mapping[str, Any]) -> dict[str, Any]:
-    data = dict(asked)
+def _decode_data(template_data: Mapping[str, Any]) -> dict[str, Any]:
+    data = dict(template_data)
     if (encoded := data.pop("UserData", None)) is not None:
         data["UserData"] = parse_user_data(encoded)
         if len(base64.b64decode(encoded)) > MOST_USER_DATA:
@@ -81,5 +83,5 @@ def _data(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _warning(backend: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    found = flaws(backend, data)
-    return {"Warning": {"Errors": [{"Code": item.code, "Message": item.message} for item in found]}} if found else {}
+    flaws = find_flaws(backend, data)
+    return {"Warning": {"Errors": [{"Code": flaw.code, "Message": flaw.message} for flaw in flaws]}} if flaws else {}

@@ -13,7 +13,7 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, conve
 
 from infra.local.additions.lookups import new_id
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import filtered, kept_by
+from infra.local.additions.wrapping import apply_filters, get_or_create
 
 LEFT_OUT = "placement groups are names, of strategy cluster only: nothing is placed or refused for lack of room"
 
@@ -28,26 +28,26 @@ class PlacementGroup:
 
 @cache
 def install() -> None:
-    """Add the actions to EC2, and the prefix of the ids so that they take tags."""
-    known_prefix("placement-group", "pg")
+    """Add the actions to EC2 and register the id prefix, so that groups take tags."""
+    register_id_prefix("placement-group", "pg")
     actions = {"CreatePlacementGroup": _create, "DescribePlacementGroups": _describe, "DeletePlacementGroup": _delete}
     serve(EC2Response, "ec2", actions, "InvalidParameterValue")
 
 
 def placement_groups(backend: Any) -> dict[str, PlacementGroup]:
-    """Return the groups beside this EC2 backend of moto, by name."""
-    found: dict[str, PlacementGroup] = kept_by(backend, "lustrain_placement_groups", dict)
-    return found
+    """Return the placement groups of this EC2 backend by name."""
+    groups: dict[str, PlacementGroup] = get_or_create(backend, "lustrain_placement_groups", dict)
+    return groups
 
 
-def known_prefix(resource: str, prefix: str) -> None:
-    """moto refuses tags on ids whose prefix it does not know."""
+def register_id_prefix(resource: str, prefix: str) -> None:
+    """Register a prefix of ids with moto, which refuses tags on ids with other prefixes."""
     EC2_RESOURCE_TO_PREFIX[resource] = prefix
     EC2_PREFIX_TO_RESOURCE[prefix] = resource
 
 
-def no_dry_run(call: Call) -> None:
-    """EC2's answer to a dry run that found nothing wrong."""
+def refuse_dry_run(call: Call) -> None:
+    """Refuse a dry run as EC2 does when the request is valid."""
     if call.get("DryRun"):
         refuse("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
 
@@ -57,7 +57,7 @@ def put_tags(call: Call, resource: str, resource_id: str) -> None:
     backend.create_tags([resource_id], convert_tag_spec(call.get("TagSpecifications", [])).get(resource, {}))
 
 
-def shown_tags(backend: Any, resource_id: str) -> list[dict[str, str]]:
+def tag_list(backend: Any, resource_id: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in backend.tags.get(resource_id, {}).items()]
 
 
@@ -70,14 +70,14 @@ def _create(call: Call) -> Mapping[str, Any]:
         refuse("MissingParameter", "The request must contain the parameter groupName")
     if name in groups:
         refuse("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-    no_dry_run(call)
-    made = groups[name] = PlacementGroup(
+    refuse_dry_run(call)
+    group = groups[name] = PlacementGroup(
         id=new_id("pg"),
         name=name,
         arn=f"arn:{call.partition}:ec2:{call.region}:{call.account}:placement-group/{name}",
     )
-    put_tags(call, "placement-group", made.id)
-    return {"PlacementGroup": _shown(ec2_backends[call.account][call.region], made)}
+    put_tags(call, "placement-group", group.id)
+    return {"PlacementGroup": _describe_group(ec2_backends[call.account][call.region], group)}
 
 
 def _describe(call: Call) -> Mapping[str, Any]:
@@ -87,33 +87,35 @@ def _describe(call: Call) -> Mapping[str, Any]:
     for name in names:
         if name not in groups:
             refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-    shown = [
-        _shown(backend, group)
+    descriptions = [
+        _describe_group(backend, group)
         for group in groups.values()
         if (not names or group.name in names) and (not ids or group.id in ids)
     ]
     keys = {"group-name": "GroupName", "strategy": "Strategy", "state": "State", "group-arn": "GroupArn"}
-    return {"PlacementGroups": filtered(shown, call.get("Filters", []), keys)}
+    return {"PlacementGroups": apply_filters(descriptions, call.get("Filters", []), keys)}
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
     backend, name = ec2_backends[call.account][call.region], call.get("GroupName")
     if name not in placement_groups(backend):
         refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-    alive = (instance for instance in backend.all_instances() if instance.state not in ("terminated", "shutting-down"))
-    if any(item.placement.group_name == name for item in alive):
+    running = (
+        candidate for candidate in backend.all_instances() if candidate.state not in ("terminated", "shutting-down")
+    )
+    if any(instance.placement.group_name == name for instance in running):
         refuse("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted.")
-    no_dry_run(call)
+    refuse_dry_run(call)
     del placement_groups(backend)[name]
     return {}
 
 
-def _shown(backend: Any, group: PlacementGroup) -> dict[str, Any]:
+def _describe_group(backend: Any, group: PlacementGroup) -> dict[str, Any]:
     return {
         "GroupName": group.name,
         "State": "available",
         "Strategy": group.strategy,
         "GroupId": group.id,
         "GroupArn": group.arn,
-        "Tags": shown_tags(backend, group.id),
+        "Tags": tag_list(backend, group.id),
     }

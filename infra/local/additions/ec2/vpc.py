@@ -26,22 +26,22 @@ LEFT_OUT = "VPC: no packet flows; routes, gateways, endpoint policies, flow logs
 
 @cache
 def install() -> None:
-    """Put itself around subnets, security group rules and endpoints."""
+    """Replace moto's handling of subnets, security group rules and endpoints."""
     # moto compares the id with every tag of the account by regular expression, a second for some hundred nodes.
-    TaggedEC2Resource.get_tags = _tags  # type: ignore[method-assign]
-    SecurityGroupRule.description = property(_description)  # type: ignore[assignment]
-    around(SecurityGroupRule, "__init__")(_make_rule)
+    TaggedEC2Resource.get_tags = _get_tags  # type: ignore[method-assign]
+    SecurityGroupRule.description = property(_get_description)  # type: ignore[assignment]
+    around(SecurityGroupRule, "__init__")(_init_rule)
     around(SecurityGroupBackend, "modify_security_group_rules")(_modify_rules)
-    around(SubnetBackend, "create_subnet")(_make_subnet)
-    around(VPCBackend, "create_vpc_endpoint")(_make_endpoint)
+    around(SubnetBackend, "create_subnet")(_create_subnet)
+    around(VPCBackend, "create_vpc_endpoint")(_create_endpoint)
     around(EC2Response, "modify_vpc_endpoint")(_modify_endpoint)
 
 
-def _make_rule(
+def _init_rule(
     original: Any, self: Any, ec2_backend: Any, ip_protocol: Any, group_id: Any, from_port: Any, to_port: Any,
     ip_range: Any, source_group: Any = None, prefix_list_id: Any = None, *args: Any, **kwargs: Any,
 ) -> None:  # fmt: skip
-    # Two rules of the same peer are the same rule, whatever they say about it.
+    # Two rules with the same peer are the same rule, even when their descriptions differ.
     peer = {name: value for name, value in (source_group or {}).items() if name != "Description"}
     original(
         self,
@@ -60,30 +60,32 @@ def _make_rule(
 
 
 def _modify_rules(original: Any, self: Any, group_id: str, rules: Mapping[str, Mapping[str, Any]]) -> None:
-    # moto wants ports of rules for all traffic, and changes no peer but an IPv4 range.
-    for rule_id, new in rules.items():
-        _modify_rule(self, group_id, rule_id, new)
+    # moto requires ports even in rules for all traffic, and changes only IPv4 peers.
+    for rule_id, changes in rules.items():
+        _modify_rule(self, group_id, rule_id, changes)
 
 
-def _make_subnet(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _create_subnet(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     names = ("vpc_id", "cidr_block", "ipv6_cidr_block", "availability_zone", "availability_zone_id")
-    asked = {**dict(zip(names, args, strict=False)), **kwargs}
-    asked["availability_zone"] = _zone(self, asked.get("availability_zone"), asked.pop("availability_zone_id", None))
-    made = original(self, **asked, **({"ipv6_native": args[5]} if len(args) > 5 else {}))
-    if not self.get_vpc(made.vpc_id).is_default:
-        made.default_for_az = made.map_public_ip_on_launch = False
-    return made
+    parameters = {**dict(zip(names, args, strict=False)), **kwargs}
+    parameters["availability_zone"] = _find_zone_name(
+        self, parameters.get("availability_zone"), parameters.pop("availability_zone_id", None)
+    )
+    subnet = original(self, **parameters, **({"ipv6_native": args[5]} if len(args) > 5 else {}))
+    if not self.get_vpc(subnet.vpc_id).is_default:
+        subnet.default_for_az = subnet.map_public_ip_on_launch = False
+    return subnet
 
 
-def _make_endpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _create_endpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     _check_endpoint(self, kwargs)
-    made = original(self, *args, **kwargs)
-    made.dns_options, made.ip_address_type = {"DnsRecordIpType": "ipv4"}, "ipv4"
-    if made.vpc_endpoint_type == "Interface" and not made.security_group_ids:
-        default = self.get_default_security_group(made.vpc_id)
-        made.security_group_ids = [default.id] if default else []
-    made.private_dns_enabled = made.vpc_endpoint_type == "Interface" and bool(made.private_dns_enabled)
-    return made
+    endpoint = original(self, *args, **kwargs)
+    endpoint.dns_options, endpoint.ip_address_type = {"DnsRecordIpType": "ipv4"}, "ipv4"
+    if endpoint.vpc_endpoint_type == "Interface" and not endpoint.security_group_ids:
+        default = self.get_default_security_group(endpoint.vpc_id)
+        endpoint.security_group_ids = [default.id] if default else []
+    endpoint.private_dns_enabled = endpoint.vpc_endpoint_type == "Interface" and bool(endpoint.private_dns_enabled)
+    return endpoint
 
 
 def _modify_endpoint(original: Any, self: Any) -> Any:
@@ -96,17 +98,17 @@ def _modify_endpoint(original: Any, self: Any) -> Any:
     return answer
 
 
-def _tags(self: Any) -> list[dict[str, str]]:
+def _get_tags(self: Any) -> list[dict[str, str]]:
     kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "") if self.id else ""
     tags = self.ec2_backend.tags.get(self.id, {}).items() if self.id else ()
     return [{"resource_id": self.id, "key": key, "value": value, "resource_type": kind} for key, value in tags]
 
 
-def _description(self: Any) -> str | None:
+def _get_description(self: Any) -> str | None:
     return self.ip_range.get("Description") or getattr(self, "peer_description", None)
 
 
-def _modify_rule(backend: Any, group_id: str, rule_id: str, new: Mapping[str, Any]) -> None:
+def _modify_rule(backend: Any, group_id: str, rule_id: str, changes: Mapping[str, Any]) -> None:
     group = backend.get_security_group_by_name_or_id(group_id)
     rule = group.get_rule(rule_id) if group else None
     if rule is None:
@@ -119,68 +121,71 @@ def _modify_rule(backend: Any, group_id: str, rule_id: str, new: Mapping[str, An
         "ReferencedGroupId": "GroupId",
         "PrefixListId": "PrefixListId",
     }
-    given = [name for name in peers if new.get(name)]
-    if len(given) != 1:
+    requested_peers = [name for name in peers if changes.get(name)]
+    if len(requested_peers) != 1:
         raise EC2ClientError(
-            "InvalidParameterCombination" if given else "MissingParameter",
+            "InvalidParameterCombination" if requested_peers else "MissingParameter",
             "The request must contain exactly one of: cidrIp, cidrIpv6, prefixListId, or referencedGroupId",
         )
-    kind, protocol = peers[given[0]], str(new.get("IpProtocol"))
-    known = {
+    kind, protocol = peers[requested_peers[0]], str(changes.get("IpProtocol"))
+    peer = {
         **rule.ip_range,
         **rule.source_group,
         **({"PrefixListId": rule.prefix_list_id} if rule.prefix_list_id else {}),
     }
-    if kind not in known:
+    if kind not in peer:
         raise EC2ClientError("InvalidParameterValue", f"Invalid rule type for security group rule '{rule_id}'.")
-    if protocol in ("tcp", "udp") and (new.get("FromPort") is None or new.get("ToPort") is None):
+    if protocol in ("tcp", "udp") and (changes.get("FromPort") is None or changes.get("ToPort") is None):
         raise EC2ClientError(
             "InvalidParameterValue", "Invalid value for portRange. Must specify both from and to ports with TCP/UDP."
         )
     rule.ip_protocol = protocol
-    rule.from_port, rule.to_port = (None, None) if protocol == "-1" else (new.get("FromPort"), new.get("ToPort"))
+    rule.from_port, rule.to_port = (
+        (None, None) if protocol == "-1" else (changes.get("FromPort"), changes.get("ToPort"))
+    )
     if kind.startswith("Cidr"):
-        rule.ip_range = {kind: new[given[0]]}
+        rule.ip_range = {kind: changes[requested_peers[0]]}
     elif kind == "GroupId":
-        rule.source_group = {**rule.source_group, "GroupId": new[given[0]]}
+        rule.source_group = {**rule.source_group, "GroupId": changes[requested_peers[0]]}
     else:
-        rule.prefix_list_id = new[given[0]]
-    rule.peer_description = new.get("Description")
+        rule.prefix_list_id = changes[requested_peers[0]]
+    rule.peer_description = changes.get("Description")
 
 
-def _zone(backend: Any, name: str | None, zone_id: str | None) -> str:
-    """Return the zone's name; refused when the region has no such zone."""
+def _find_zone_name(backend: Any, name: str | None, zone_id: str | None) -> str:
+    """Return the zone's name; refuse a zone that the region does not have."""
     zones = backend.describe_availability_zones()
     for zone in zones:
         if name == zone.name or (name is None and zone_id in (zone.zone_id, None)):
             return str(zone.name)
-    what, given = ("availabilityZone", name) if name else ("availabilityZoneId", zone_id)
+    parameter, value = ("availabilityZone", name) if name else ("availabilityZoneId", zone_id)
     known = ", ".join(zone.name if name else zone.zone_id for zone in zones)
     raise EC2ClientError(
         "InvalidParameterValue",
-        f"Value ({given}) for parameter {what} is invalid. "
+        f"Value ({value}) for parameter {parameter} is invalid. "
         f"Subnets can currently only be created in the following availability zones: {known}.",
     )
 
 
-def _check_endpoint(backend: Any, asked: Mapping[str, Any]) -> None:
-    vpc, service = backend.get_vpc(asked["vpc_id"]), asked["service_name"]
-    kind = asked.get("endpoint_type") or "Gateway"
-    for group in asked.get("security_group_ids") or []:
+def _check_endpoint(backend: Any, parameters: Mapping[str, Any]) -> None:
+    vpc, service = backend.get_vpc(parameters["vpc_id"]), parameters["service_name"]
+    kind = parameters.get("endpoint_type") or "Gateway"
+    for group in parameters.get("security_group_ids") or []:
         if backend.get_security_group_from_id(group) is None:
             raise EC2ClientError("InvalidGroup.NotFound", f"The security group '{group}' does not exist")
-    for table in asked.get("route_table_ids") or []:
+    for table in parameters.get("route_table_ids") or []:
         backend.get_route_table(table)
-    alike = [
-        one
-        for one in backend.vpc_end_points.values()
-        if (one.vpc_id, one.service_name, one.vpc_endpoint_type) == (vpc.id, service, kind) and one.state != "deleted"
+    existing = [
+        endpoint
+        for endpoint in backend.vpc_end_points.values()
+        if (endpoint.vpc_id, endpoint.service_name, endpoint.vpc_endpoint_type) == (vpc.id, service, kind)
+        and endpoint.state != "deleted"
     ]
-    if kind == "Gateway" and {t for one in alike for t in one.route_table_ids} & set(
-        asked.get("route_table_ids") or ()
+    if kind == "Gateway" and {t for endpoint in existing for t in endpoint.route_table_ids} & set(
+        parameters.get("route_table_ids") or ()
     ):
         raise EC2ClientError("RouteAlreadyExists", f"A route table has a route to {service} already.")
-    if kind != "Interface" or not asked.get("private_dns_enabled"):
+    if kind != "Interface" or not parameters.get("private_dns_enabled"):
         return
     if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
         raise EC2ClientError(
@@ -188,7 +193,7 @@ def _check_endpoint(backend: Any, asked: Mapping[str, Any]) -> None:
             "Enabling private DNS requires both enableDnsSupport and enableDnsHostnames VPC attributes set to true for "
             f"{vpc.id}",
         )
-    if any(one.private_dns_enabled for one in alike):
+    if any(endpoint.private_dns_enabled for endpoint in existing):
         raise EC2ClientError(
             "InvalidParameter",
             f"private-dns-enabled cannot be set because there is already a conflicting DNS domain for {service}",

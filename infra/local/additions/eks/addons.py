@@ -1,4 +1,4 @@
-"""EKS add-ons: made, shown, updated and deleted; those whose pods need a node stay DEGRADED until the cluster has one."""
+"""EKS add-ons and their actions; add-ons whose pods need a node stay DEGRADED until the cluster has a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from uuid import uuid4
 from moto.eks.responses import EKSResponse
 
 from infra.local.additions.eks.access import add_identity
-from infra.local.additions.eks.clusters import INVALID, ControlPlane, active, arn, control_plane, invalid, note_update
+from infra.local.additions.eks.clusters import (
+    INVALID,
+    ControlPlane,
+    arn,
+    get_active_cluster,
+    get_control_plane,
+    record_update,
+    reject,
+)
 from infra.local.additions.hyperpod import clusters as hyperpod
 from infra.local.additions.serving import Call, refuse, serve
 
@@ -22,9 +30,9 @@ LEFT_OUT = (
 )
 CREATING_SECONDS = 0.2
 VERSIONS = ("v1.0.0-eksbuild.1", "v1.1.0-eksbuild.1")
-ON_EVERY_NODE = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent")
-"""DaemonSets: healthy without a node."""
-ON_SOME_NODE = (
+DAEMON_ADDONS = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent")
+"""DaemonSets, which are healthy without a node."""
+POD_ADDONS = (
     "coredns",
     "aws-fsx-csi-driver",
     "aws-ebs-csi-driver",
@@ -40,8 +48,8 @@ ON_SOME_NODE = (
 )
 
 
-NEEDS = {"amazon-sagemaker-hyperpod-training-operator": "cert-manager"}
-"""Without it the pods do not start (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-install.html)."""
+REQUIRED_ADDONS = {"amazon-sagemaker-hyperpod-training-operator": "cert-manager"}
+"""Without the required add-on the pods do not start (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-install.html)."""
 
 
 def install() -> None:
@@ -50,94 +58,98 @@ def install() -> None:
         "eks",
         {
             "CreateAddon": _create,
-            "DescribeAddon": lambda call: {"addon": _shown(call, _addon(call))},
+            "DescribeAddon": lambda call: {"addon": _describe_addon(call, _get_addon(call))},
             "UpdateAddon": _update,
             "DeleteAddon": _delete,
-            "ListAddons": lambda call: {"addons": list(_plane(call).parts["addons"])},
-            "DescribeAddonVersions": _versions,
+            "ListAddons": lambda call: {"addons": list(_get_plane(call).parts["addons"])},
+            "DescribeAddonVersions": _describe_versions,
         },
         invalid=INVALID,
     )
 
 
-def _plane(call: Call) -> ControlPlane:
-    return control_plane(call, call.params["clusterName"])
+def _get_plane(call: Call) -> ControlPlane:
+    return get_control_plane(call, call.params["clusterName"])
 
 
-def _addon(call: Call) -> dict[str, Any]:
+def _get_addon(call: Call) -> dict[str, Any]:
     name = call.params["addonName"]
-    found: dict[str, Any] | None = _plane(call).parts["addons"].get(name)
-    if found is None:
+    addon: dict[str, Any] | None = _get_plane(call).parts["addons"].get(name)
+    if addon is None:
         refuse("ResourceNotFoundException", f"No addon: {name} found in cluster: {call.params['clusterName']}")
-    return found
+    return addon
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    found, name = active(call), call.params["addonName"]
-    if name not in (*ON_EVERY_NODE, *ON_SOME_NODE):
-        invalid(f"Addon {name} specified is not supported in {found.version} kubernetes version")
-    if name in found.parts["addons"]:
-        refuse("ResourceInUseException", "Addon already exists.", clusterName=found.name, addonName=name)
+    plane, name = get_active_cluster(call), call.params["addonName"]
+    if name not in (*DAEMON_ADDONS, *POD_ADDONS):
+        reject(f"Addon {name} specified is not supported in {plane.version} kubernetes version")
+    if name in plane.parts["addons"]:
+        refuse("ResourceInUseException", "Addon already exists.", clusterName=plane.name, addonName=name)
     _check_values(call)
     now = datetime.now(UTC)
     record = {
         "addonName": name,
-        "clusterName": found.name,
-        "addonVersion": _version(call.get("addonVersion", VERSIONS[-1])),
-        "addonArn": arn(call, "addon", f"{found.name}/{name}/{uuid4()}"),
+        "clusterName": plane.name,
+        "addonVersion": _check_version(call.get("addonVersion", VERSIONS[-1])),
+        "addonArn": arn(call, "addon", f"{plane.name}/{name}/{uuid4()}"),
         "createdAt": now,
         "modifiedAt": now,
         "tags": dict(call.get("tags", {})),
-        "podIdentityAssociations": _identities(call, found),
+        "podIdentityAssociations": _add_identities(call, plane),
         "ready": time.monotonic() + CREATING_SECONDS,
     }
     for member in ("serviceAccountRoleArn", "configurationValues"):
         if call.get(member) is not None:
             record[member] = call.params[member]
-    found.parts["addons"][name] = record
-    return {"addon": _shown(call, record)}
+    plane.parts["addons"][name] = record
+    return {"addon": _describe_addon(call, record)}
 
 
-def _version(asked: str) -> str:
-    if asked not in VERSIONS:
-        invalid("Addon version specified is not supported")
-    return asked
+def _check_version(version: str) -> str:
+    if version not in VERSIONS:
+        reject("Addon version specified is not supported")
+    return version
 
 
 def _check_values(call: Call) -> None:
     try:
         json.loads(call.get("configurationValues", "{}"))
     except ValueError:
-        invalid("ConfigurationValue is not in valid JSON/YAML format")
+        reject("ConfigurationValue is not in valid JSON/YAML format")
 
 
-def _identities(call: Call, found: ControlPlane) -> list[str]:
-    asked = call.get("podIdentityAssociations", [])
-    return [
-        str(add_identity(call, found, "kube-system", item["serviceAccount"], item["roleArn"])["associationArn"])
-        for item in asked
+def _add_identities(call: Call, plane: ControlPlane) -> list[str]:
+    records = [
+        add_identity(call, plane, "kube-system", association["serviceAccount"], association["roleArn"])
+        for association in call.get("podIdentityAssociations", [])
     ]
+    return [str(record["associationArn"]) for record in records]
 
 
-def _shown(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {name: value for name, value in record.items() if name != "ready"}
-    plane, name = _plane(call), record["addonName"]
-    alone = name in NEEDS and NEEDS[name] not in plane.parts["addons"]
-    lonely = alone or (name in ON_SOME_NODE and not _nodes(call, plane))
+def _describe_addon(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
+    description = {name: value for name, value in record.items() if name != "ready"}
+    plane, name = _get_plane(call), record["addonName"]
+    lacks_required = name in REQUIRED_ADDONS and REQUIRED_ADDONS[name] not in plane.parts["addons"]
+    degraded = lacks_required or (name in POD_ADDONS and not _count_nodes(call, plane))
     issue = {
         "code": "InsufficientNumberOfReplicas",
         "message": "The add-on is unhealthy because it doesn't have the desired number of replicas.",
         "resourceIds": [],
     }
-    shown["health"] = {"issues": [issue] if lonely else []}
-    settled = "DEGRADED" if lonely else "ACTIVE"
-    shown["status"] = settled if time.monotonic() >= record["ready"] else "CREATING"
-    return shown
+    description["health"] = {"issues": [issue] if degraded else []}
+    status = "DEGRADED" if degraded else "ACTIVE"
+    description["status"] = status if time.monotonic() >= record["ready"] else "CREATING"
+    return description
 
 
-def _nodes(call: Call, found: ControlPlane) -> int:
-    pods = [cluster for cluster in hyperpod.clusters(call).values() if _orchestrated_by(cluster, found.arn)]
-    return len(found.nodegroups) + len(found.fargate_profiles) + sum(len(pod.nodes) for pod in pods)
+def _count_nodes(call: Call, plane: ControlPlane) -> int:
+    hyperpod_clusters = [
+        cluster for cluster in hyperpod.clusters(call).values() if _orchestrated_by(cluster, plane.arn)
+    ]
+    return (
+        len(plane.nodegroups) + len(plane.fargate_profiles) + sum(len(cluster.nodes) for cluster in hyperpod_clusters)
+    )
 
 
 def _orchestrated_by(cluster: hyperpod.Cluster, eks_arn: str) -> bool:
@@ -146,41 +158,45 @@ def _orchestrated_by(cluster: hyperpod.Cluster, eks_arn: str) -> bool:
 
 
 def _update(call: Call) -> Mapping[str, Any]:
-    record = _addon(call)
+    record = _get_addon(call)
     _check_values(call)
     if "addonVersion" in call.params:
-        _version(call.params["addonVersion"])
+        _check_version(call.params["addonVersion"])
     for name in ("addonVersion", "serviceAccountRoleArn", "configurationValues"):
         if call.get(name) is not None:
             record[name] = call.params[name]
     if "podIdentityAssociations" in call.params:
-        plane = _plane(call)
-        for old in record["podIdentityAssociations"]:
-            plane.parts["identities"].pop(old.rpartition("/")[2], None)
-        record["podIdentityAssociations"] = _identities(call, plane)
+        plane = _get_plane(call)
+        for association in record["podIdentityAssociations"]:
+            plane.parts["identities"].pop(association.rpartition("/")[2], None)
+        record["podIdentityAssociations"] = _add_identities(call, plane)
     record["modifiedAt"] = datetime.now(UTC)
-    return {"update": note_update(_plane(call), "AddonUpdate", {"AddonVersion": record["addonVersion"]})}
+    return {"update": record_update(_get_plane(call), "AddonUpdate", {"AddonVersion": record["addonVersion"]})}
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
-    record, plane = _addon(call), _plane(call)
-    shown = _shown(call, record) | {"status": "DELETING"}
+    record, plane = _get_addon(call), _get_plane(call)
+    description = _describe_addon(call, record) | {"status": "DELETING"}
     for association in record["podIdentityAssociations"]:
         plane.parts["identities"].pop(association.rpartition("/")[2], None)
     del plane.parts["addons"][record["addonName"]]
-    return {"addon": shown}
+    return {"addon": description}
 
 
-def _versions(call: Call) -> Mapping[str, Any]:
-    wanted = call.get("addonName")
+def _describe_versions(call: Call) -> Mapping[str, Any]:
+    addon_name = call.get("addonName")
     kubernetes = call.get("kubernetesVersion", "1.33")
 
     def info(version: str) -> dict[str, Any]:
-        fits = {"clusterVersion": kubernetes, "platformVersions": ["*"], "defaultVersion": version == VERSIONS[-1]}
-        return {"addonVersion": version, "architecture": ["amd64", "arm64"], "compatibilities": [fits]}
+        compatibility = {
+            "clusterVersion": kubernetes,
+            "platformVersions": ["*"],
+            "defaultVersion": version == VERSIONS[-1],
+        }
+        return {"addonVersion": version, "architecture": ["amd64", "arm64"], "compatibilities": [compatibility]}
 
-    names = [name for name in (*ON_EVERY_NODE, *ON_SOME_NODE) if wanted in (None, name)]
-    found = [
+    names = [name for name in (*DAEMON_ADDONS, *POD_ADDONS) if addon_name in (None, name)]
+    addons = [
         {
             "addonName": name,
             "type": "networking",
@@ -190,4 +206,4 @@ def _versions(call: Call) -> Mapping[str, Any]:
         }
         for name in names
     ]
-    return {"addons": found}
+    return {"addons": addons}

@@ -1,7 +1,7 @@
-"""Data repository associations: a folder of a Lustre file system linked to a bucket or a prefix, with the service's rules.
+"""Data repository associations, which link a folder of a Lustre file system to a bucket or prefix, with the service's rules.
 
-At most eight for a file system, worked on one at a time; no folder and no prefix inside another one; not on
-Intelligent-Tiering, nor beside backups; the bucket in the same region.
+A file system takes eight associations at most, and FSx links them in sequence. Their folders and prefixes must not be nested.
+Intelligent-Tiering and automatic backups exclude associations. The bucket must be in the region of the file system.
 https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
 """
 
@@ -17,7 +17,7 @@ from moto.fsx.responses import FSxResponse
 
 from infra.catalog.fsx import MOST_ASSOCIATIONS
 from infra.local.additions import lookups
-from infra.local.additions.fsx.file_systems import arn, backend, file_system, once, store, tags
+from infra.local.additions.fsx.file_systems import arn, create_once, get_backend, get_file_system, get_store, list_tags
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
@@ -29,7 +29,7 @@ LINKING_SECONDS = 0.3
 
 @dataclass
 class Association:
-    """`record` is what DescribeDataRepositoryAssociations shows, less tags and life cycle; `ready` is a monotonic time."""
+    """`record` is the description without tags and life cycle; `ready` is a value of time.monotonic."""
 
     record: dict[str, Any]
     ready: float
@@ -53,76 +53,82 @@ def install() -> None:
 
 
 def _associations(call: Call) -> dict[str, Association]:
-    return store(call).associations
+    return get_store(call).associations
 
 
-def _association(call: Call) -> Association:
-    name = call.params["AssociationId"]
-    found = _associations(call).get(name)
-    if found is None:
-        refuse("DataRepositoryAssociationNotFound", f"Data repository association '{name}' does not exist.")
-    return found
+def _get_association(call: Call) -> Association:
+    association_id = call.params["AssociationId"]
+    association = _associations(call).get(association_id)
+    if association is None:
+        refuse("DataRepositoryAssociationNotFound", f"Data repository association '{association_id}' does not exist.")
+    return association
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    return {"Association": _shown(call, _associations(call)[once(call, _make)])}
+    return {"Association": _describe_association(call, _associations(call)[create_once(call, _create_association)])}
 
 
-def _make(call: Call) -> str:
-    _check_file_system(file_system(call, call.params["FileSystemId"]).record)
-    others = [one for one in _associations(call).values() if one.record["FileSystemId"] == call.params["FileSystemId"]]
+def _create_association(call: Call) -> str:
+    _check_file_system(get_file_system(call, call.params["FileSystemId"]).record)
+    others = [
+        association
+        for association in _associations(call).values()
+        if association.record["FileSystemId"] == call.params["FileSystemId"]
+    ]
     if len(others) >= MOST_ASSOCIATIONS:
         message = f"A file system takes at most {MOST_ASSOCIATIONS} associations."
         refuse("ServiceLimitExceeded", message, Limit="FILE_SYSTEM_COUNT")
     folder, repository = _check_paths(call)
     for other in others:
-        if _nested(folder, _folder(other.record["FileSystemPath"])):
-            _bad(f"FileSystemPath {folder} overlaps with {other.record['FileSystemPath']} of another association.")
-        if _nested(repository, _folder(other.record["DataRepositoryPath"])):
-            _bad(
+        if _overlap(folder, _folder(other.record["FileSystemPath"])):
+            _reject(f"FileSystemPath {folder} overlaps with {other.record['FileSystemPath']} of another association.")
+        if _overlap(repository, _folder(other.record["DataRepositoryPath"])):
+            _reject(
                 f"DataRepositoryPath {repository} overlaps with {other.record['DataRepositoryPath']} of another association."
             )
-    made = lookups.new_id("dra")
+    association_id = lookups.new_id("dra")
     record = {
-        "AssociationId": made,
-        "ResourceARN": arn(call, f"association/{call.params['FileSystemId']}", made),
+        "AssociationId": association_id,
+        "ResourceARN": arn(call, f"association/{call.params['FileSystemId']}", association_id),
         "FileSystemId": call.params["FileSystemId"],
         "FileSystemPath": call.params["FileSystemPath"],
         "DataRepositoryPath": call.params["DataRepositoryPath"],
         "BatchImportMetaDataOnCreate": call.get("BatchImportMetaDataOnCreate", False),
         "ImportedFileChunkSize": call.get("ImportedFileChunkSize", 1024),
-        "S3": _policies(call.get("S3", {})),
+        "S3": _active_policies(call.get("S3", {})),
         "CreationTime": datetime.now(UTC),
     }
-    queue = max((other.ready for other in others), default=0.0)
-    _associations(call)[made] = Association(record, max(queue, time.monotonic()) + LINKING_SECONDS)
-    backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
-    return made
+    previous_end = max((other.ready for other in others), default=0.0)
+    _associations(call)[association_id] = Association(record, max(previous_end, time.monotonic()) + LINKING_SECONDS)
+    get_backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
+    return association_id
 
 
 def _check_file_system(record: Mapping[str, Any]) -> None:
     lustre = record.get("LustreConfiguration")
     if not lustre:
-        _bad("Data repository associations need FSx for Lustre.")
+        _reject("Data repository associations need FSx for Lustre.")
     if record["StorageType"] == "INTELLIGENT_TIERING":
-        _bad("Data repository associations are not supported on Intelligent-Tiering file systems.")
+        _reject("Data repository associations are not supported on Intelligent-Tiering file systems.")
     if lustre["AutomaticBackupRetentionDays"]:
-        _bad("Data repository associations are not supported on a file system with automatic backups.")
+        _reject("Data repository associations are not supported on a file system with automatic backups.")
 
 
 def _check_paths(call: Call) -> tuple[str, str]:
     folder = call.get("FileSystemPath", "")
     if not folder.startswith("/"):
-        _bad("FileSystemPath must begin with a forward slash.")
+        _reject("FileSystemPath must begin with a forward slash.")
     repository = call.params["DataRepositoryPath"]
     bucket, _, _ = repository.removeprefix("s3://").partition("/")
     if not repository.startswith("s3://") or not bucket:
-        _bad("DataRepositoryPath must have the form s3://bucket/prefix/.")
-    lives = lookups.bucket_region(call, bucket)
-    if lives is None:
-        _bad(f"Amazon FSx is unable to validate access to the S3 bucket {bucket}: the bucket does not exist.")
-    if lives != call.region:
-        _bad(f"The S3 bucket {bucket} is in {lives}; it must be in the region of the file system, {call.region}.")
+        _reject("DataRepositoryPath must have the form s3://bucket/prefix/.")
+    bucket_region = lookups.bucket_region(call, bucket)
+    if bucket_region is None:
+        _reject(f"Amazon FSx is unable to validate access to the S3 bucket {bucket}: the bucket does not exist.")
+    if bucket_region != call.region:
+        _reject(
+            f"The S3 bucket {bucket} is in {bucket_region}; it must be in the region of the file system, {call.region}."
+        )
     return _folder(folder), _folder(repository)
 
 
@@ -130,48 +136,57 @@ def _folder(path: str) -> str:
     return path.rstrip("/") + "/"
 
 
-def _nested(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
+def _overlap(first: str, second: str) -> bool:
+    return first.startswith(second) or second.startswith(first)
 
 
-def _policies(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: policy for name, policy in asked.items() if policy and policy.get("Events")}
+def _active_policies(policies: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: policy for name, policy in policies.items() if policy and policy.get("Events")}
 
 
-def _shown(call: Call, found: Association) -> dict[str, Any]:
-    return {**found.record, "Lifecycle": found.lifecycle, "Tags": tags(call, found.record["ResourceARN"])}
+def _describe_association(call: Call, association: Association) -> dict[str, Any]:
+    return {
+        **association.record,
+        "Lifecycle": association.lifecycle,
+        "Tags": list_tags(call, association.record["ResourceARN"]),
+    }
 
 
 def _describe(call: Call) -> Mapping[str, Any]:
-    known = _associations(call)
-    for name in call.get("AssociationIds", []):
-        if name not in known:
-            refuse("DataRepositoryAssociationNotFound", f"Data repository association '{name}' does not exist.")
-    found = [known[name] for name in call.get("AssociationIds") or known]
-    for wanted in call.get("Filters", []):
-        if wanted["Name"] == "file-system-id":
-            found = [one for one in found if one.record["FileSystemId"] in wanted["Values"]]
-    return {"Associations": [_shown(call, one) for one in found]}
+    by_id = _associations(call)
+    for association_id in call.get("AssociationIds", []):
+        if association_id not in by_id:
+            refuse(
+                "DataRepositoryAssociationNotFound", f"Data repository association '{association_id}' does not exist."
+            )
+    matches = [by_id[association_id] for association_id in call.get("AssociationIds") or by_id]
+    for query in call.get("Filters", []):
+        if query["Name"] == "file-system-id":
+            matches = [association for association in matches if association.record["FileSystemId"] in query["Values"]]
+    return {"Associations": [_describe_association(call, association) for association in matches]}
 
 
 def _update(call: Call) -> Mapping[str, Any]:
-    found = _association(call)
-    if found.lifecycle != "AVAILABLE":
-        _bad(f"Data repository association {found.record['AssociationId']} is {found.lifecycle}; it must be AVAILABLE.")
-    found.record["ImportedFileChunkSize"] = call.get("ImportedFileChunkSize", found.record["ImportedFileChunkSize"])
-    found.record["S3"] = _policies({**found.record["S3"], **call.get("S3", {})})
-    return {"Association": _shown(call, found)}
+    association = _get_association(call)
+    if association.lifecycle != "AVAILABLE":
+        association_id = association.record["AssociationId"]
+        _reject(f"Data repository association {association_id} is {association.lifecycle}; it must be AVAILABLE.")
+    association.record["ImportedFileChunkSize"] = call.get(
+        "ImportedFileChunkSize", association.record["ImportedFileChunkSize"]
+    )
+    association.record["S3"] = _active_policies({**association.record["S3"], **call.get("S3", {})})
+    return {"Association": _describe_association(call, association)}
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
-    found = _association(call)
-    del _associations(call)[found.record["AssociationId"]]
+    association = _get_association(call)
+    del _associations(call)[association.record["AssociationId"]]
     return {
-        "AssociationId": found.record["AssociationId"],
+        "AssociationId": association.record["AssociationId"],
         "Lifecycle": "DELETING",
         "DeleteDataInFileSystem": call.get("DeleteDataInFileSystem", False),
     }
 
 
-def _bad(message: str) -> NoReturn:
+def _reject(message: str) -> NoReturn:
     refuse("BadRequest", message)

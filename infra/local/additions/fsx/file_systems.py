@@ -1,4 +1,4 @@
-"""FSx as FSx behaves: Lustre and OpenZFS file systems with the service's rules, defaults and life cycle; OpenZFS volumes."""
+"""Lustre and OpenZFS file systems with FSx's rules, defaults and life cycle, and OpenZFS volumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.local.additions.ec2 import interfaces
 from infra.local.additions.fsx import lustre as fsx_lustre
 from infra.local.additions.fsx import openzfs as fsx_openzfs
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import kept_by
+from infra.local.additions.wrapping import get_or_create
 
 LEFT_OUT = (
     "fsx: Lustre PERSISTENT_2 and OpenZFS SINGLE_AZ_HA_2 only, two network interfaces each; no data, file caches, snapshots, "
@@ -28,10 +28,10 @@ CREATING_SECONDS = 0.5
 
 @dataclass
 class FileSystem:
-    """`record` is what DescribeFileSystems shows, less its tags and its life cycle; moto asks for the two properties."""
+    """`record` is the description without tags and life cycle; moto reads the properties."""
 
     record: dict[str, Any]
-    born: float = field(default_factory=time.monotonic)
+    created: float = field(default_factory=time.monotonic)
 
     @property
     def file_system_id(self) -> str:
@@ -43,12 +43,12 @@ class FileSystem:
 
     @property
     def lifecycle(self) -> str:
-        return "CREATING" if time.monotonic() - self.born < CREATING_SECONDS else "AVAILABLE"
+        return "CREATING" if time.monotonic() - self.created < CREATING_SECONDS else "AVAILABLE"
 
 
 @dataclass
 class Store:
-    """What FSx knows in one region besides moto's own: requests by their token, volumes, and data repository associations."""
+    """The state of FSx in a region that moto lacks: requests by their token, volumes, and data repository associations."""
 
     requests: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     volumes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -70,55 +70,55 @@ def install() -> None:
     )
 
 
-def backend(call: Call) -> Any:
+def get_backend(call: Call) -> Any:
     return fsx_backends[call.account][call.region]
 
 
-def store(call: Call) -> Store:
-    found: Store = kept_by(backend(call), "lustrain_store", Store)
-    return found
+def get_store(call: Call) -> Store:
+    store: Store = get_or_create(get_backend(call), "lustrain_store", Store)
+    return store
 
 
-def file_system(call: Call, file_system_id: str) -> FileSystem:
-    found: FileSystem | None = backend(call).file_systems.get(file_system_id)
-    if found is None:
+def get_file_system(call: Call, file_system_id: str) -> FileSystem:
+    file_system: FileSystem | None = get_backend(call).file_systems.get(file_system_id)
+    if file_system is None:
         refuse("FileSystemNotFound", f"File system '{file_system_id}' does not exist.")
-    return found
+    return file_system
 
 
-def once(call: Call, make: Callable[[Call], str]) -> str:
-    """Return the id of what `make` makes of a request, or of what it made of the same one under the same token before.
+def create_once(call: Call, create: Callable[[Call], str]) -> str:
+    """Return the id of the resource that `create` creates, or created before under the same client token.
 
-    IncompatibleParameterError when the two requests under a token differ.
+    Refuse with IncompatibleParameterError when the requests under a token differ.
     """
-    token, requests = call.get("ClientRequestToken"), store(call).requests
+    token, requests = call.get("ClientRequestToken"), get_store(call).requests
     if token not in requests:
-        made = make(call)
+        resource_id = create(call)
         if token is not None:
-            requests[token] = (call.params, made)
-        return made
-    request, made = requests[token]
-    for name in sorted({*request, *call.params}):
-        if request.get(name) != call.params.get(name):
+            requests[token] = (call.params, resource_id)
+        return resource_id
+    previous, resource_id = requests[token]
+    for name in sorted({*previous, *call.params}):
+        if previous.get(name) != call.params.get(name):
             message = "The client request token was used before with other parameters."
             refuse("IncompatibleParameterError", message, Parameter=name)
-    return made
+    return resource_id
 
 
 def arn(call: Call, kind: str, name: str) -> str:
     return f"arn:{call.partition}:fsx:{call.region}:{call.account}:{kind}/{name}"
 
 
-def tags(call: Call, resource_arn: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = backend(call).list_tags_for_resource(resource_arn)
-    return found
+def list_tags(call: Call, resource_arn: str) -> list[dict[str, str]]:
+    tags: list[dict[str, str]] = get_backend(call).list_tags_for_resource(resource_arn)
+    return tags
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    return {"FileSystem": _shown(call, file_system(call, once(call, _make)))}
+    return {"FileSystem": _describe_file_system(call, get_file_system(call, create_once(call, _create_file_system)))}
 
 
-def _make(call: Call) -> str:
+def _create_file_system(call: Call) -> str:
     kind = call.params["FileSystemType"]
     if kind not in ("LUSTRE", "OPENZFS"):
         refuse("BadRequest", f"The emulation makes no file systems of type {kind}.")
@@ -128,35 +128,39 @@ def _make(call: Call) -> str:
         _check_lustre_groups(call)
     else:
         fsx_openzfs.check_new(call.params)
-    made = lookups.new_id("fs")
+    file_system_id = lookups.new_id("fs")
     record = {
         "OwnerId": call.account,
         "CreationTime": datetime.now(UTC),
-        "FileSystemId": made,
+        "FileSystemId": file_system_id,
         "FileSystemType": kind,
         "StorageCapacity": call.get("StorageCapacity"),
         "StorageType": call.get("StorageType", "SSD"),
         "VpcId": vpc,
         "SubnetIds": call.params["SubnetIds"],
         "NetworkInterfaceIds": [],
-        "DNSName": f"{made}.fsx.{call.region}.amazonaws.com",
+        "DNSName": f"{file_system_id}.fsx.{call.region}.amazonaws.com",
         "KmsKeyId": call.get("KmsKeyId", f"arn:{call.partition}:kms:{call.region}:{call.account}:alias/aws/fsx"),
-        "ResourceARN": arn(call, "file-system", made),
+        "ResourceARN": arn(call, "file-system", file_system_id),
         "AdministrativeActions": [],
         "NetworkType": call.get("NetworkType", "IPV4"),
     }
     if kind == "LUSTRE":
-        record["LustreConfiguration"] = fsx_lustre.described(call.params, _default_logs(call))
-        record["FileSystemTypeVersion"] = fsx_lustre.version(call.params)
+        record["LustreConfiguration"] = fsx_lustre.describe_configuration(call.params, _default_logs(call))
+        record["FileSystemTypeVersion"] = fsx_lustre.lustre_version(call.params)
     else:
-        record["OpenZFSConfiguration"] = fsx_openzfs.described(call.params, _make_root_volume(call, made))
+        record["OpenZFSConfiguration"] = fsx_openzfs.describe_configuration(
+            call.params, _create_root_volume(call, file_system_id)
+        )
     subnets = call.params["SubnetIds"]
-    record["NetworkInterfaceIds"] = interfaces.put(
+    record["NetworkInterfaceIds"] = interfaces.create_interfaces(
         call, (subnets[0], subnets[-1]), call.get("SecurityGroupIds", []), "Created by Amazon FSx"
     )
-    backend(call).file_systems[made] = FileSystem({name: value for name, value in record.items() if value is not None})
-    backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
-    return made
+    get_backend(call).file_systems[file_system_id] = FileSystem(
+        {name: value for name, value in record.items() if value is not None}
+    )
+    get_backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
+    return file_system_id
 
 
 def _default_logs(call: Call) -> str:
@@ -165,18 +169,17 @@ def _default_logs(call: Call) -> str:
 
 def _check_network(call: Call) -> str:
     """Return the VPC of the request's subnets and security groups."""
-    wrong = partial(refuse, "InvalidNetworkSettings")
-    return lookups.vpc_of(call, call.params["SubnetIds"], call.get("SecurityGroupIds", []), wrong)[0]
+    reject = partial(refuse, "InvalidNetworkSettings")
+    return lookups.find_vpc(call, call.params["SubnetIds"], call.get("SecurityGroupIds", []), reject)[0]
 
 
 def _check_lustre_groups(call: Call) -> None:
-    """Check that the file servers can talk to each other on port 988, and with EFA on everything, through the groups they
-    are given.
+    """Check that the security groups let the file servers reach each other on port 988, and with EFA on all ports.
 
     https://docs.aws.amazon.com/fsx/latest/LustreGuide/troubleshooting-file-system-creation.html
     """
     ids = call.get("SecurityGroupIds", [])
-    groups = [found for found in (lookups.group(call, group_id) for group_id in ids) if found is not None]
+    groups = [group for group in (lookups.find_security_group(call, group_id) for group_id in ids) if group is not None]
     if (call.get("LustreConfiguration") or {}).get("EfaEnabled") and not any(group.open_to_itself for group in groups):
         refuse(
             "InvalidNetworkSettings",
@@ -195,72 +198,83 @@ def _check_lustre_groups(call: Call) -> None:
             )
 
 
-def _make_root_volume(call: Call, file_system_id: str) -> str:
-    made = lookups.new_id("fsvol")
-    store(call).volumes[made] = {
+def _create_root_volume(call: Call, file_system_id: str) -> str:
+    volume_id = lookups.new_id("fsvol")
+    get_store(call).volumes[volume_id] = {
         "CreationTime": datetime.now(UTC),
         "FileSystemId": file_system_id,
         "Lifecycle": "AVAILABLE",
         "Name": "fsx",
-        "ResourceARN": arn(call, f"volume/{file_system_id}", made),
-        "VolumeId": made,
+        "ResourceARN": arn(call, f"volume/{file_system_id}", volume_id),
+        "VolumeId": volume_id,
         "VolumeType": "OPENZFS",
         "AdministrativeActions": [],
         "OpenZFSConfiguration": fsx_openzfs.root_volume(call.params),
     }
-    return made
+    return volume_id
 
 
-def _shown(call: Call, found: FileSystem) -> dict[str, Any]:
-    return {**found.record, "Lifecycle": found.lifecycle, "Tags": tags(call, found.resource_arn)}
+def _describe_file_system(call: Call, file_system: FileSystem) -> dict[str, Any]:
+    return {**file_system.record, "Lifecycle": file_system.lifecycle, "Tags": list_tags(call, file_system.resource_arn)}
 
 
 def _describe(call: Call) -> Mapping[str, Any]:
-    ids = call.get("FileSystemIds") or list(backend(call).file_systems)
-    return {"FileSystems": [_shown(call, file_system(call, one)) for one in ids]}
+    ids = call.get("FileSystemIds") or list(get_backend(call).file_systems)
+    return {
+        "FileSystems": [_describe_file_system(call, get_file_system(call, file_system_id)) for file_system_id in ids]
+    }
 
 
 def _update(call: Call) -> Mapping[str, Any]:
-    found = file_system(call, call.params["FileSystemId"])
-    if found.lifecycle != "AVAILABLE":
-        refuse("BadRequest", f"File system {found.file_system_id} is {found.lifecycle}; it must be AVAILABLE.")
-    record = found.record
+    file_system = get_file_system(call, call.params["FileSystemId"])
+    if file_system.lifecycle != "AVAILABLE":
+        refuse(
+            "BadRequest", f"File system {file_system.file_system_id} is {file_system.lifecycle}; it must be AVAILABLE."
+        )
+    record = file_system.record
     if record["FileSystemType"] == "LUSTRE":
         fsx_lustre.check_update(record, call.params)
         _change_lustre(call, record)
     else:
         fsx_openzfs.check_update(record, call.params)
         _change_openzfs(call, record)
-    record["AdministrativeActions"] = [_done("FILE_SYSTEM_UPDATE")]
-    return {"FileSystem": _shown(call, found)}
+    record["AdministrativeActions"] = [_completed_action("FILE_SYSTEM_UPDATE")]
+    return {"FileSystem": _describe_file_system(call, file_system)}
 
 
 def _change_lustre(call: Call, record: dict[str, Any]) -> None:
-    asked = dict(call.get("LustreConfiguration", {}))
-    now = record["LustreConfiguration"]
-    linked = any(one.record["FileSystemId"] == record["FileSystemId"] for one in store(call).associations.values())
-    if asked.get("AutomaticBackupRetentionDays") and linked:
+    changes = dict(call.get("LustreConfiguration", {}))
+    current = record["LustreConfiguration"]
+    linked = any(
+        association.record["FileSystemId"] == record["FileSystemId"]
+        for association in get_store(call).associations.values()
+    )
+    if changes.get("AutomaticBackupRetentionDays") and linked:
         refuse("BadRequest", "Backups are not supported on a file system with a data repository association.")
     for name in ("StorageCapacity", "FileSystemTypeVersion"):
         record[name] = call.get(name, record.get(name))
-    if "LogConfiguration" in asked:
-        asked["LogConfiguration"] = fsx_lustre.logs(asked["LogConfiguration"], _default_logs(call))
-    metadata = now.get("MetadataConfiguration")
+    if "LogConfiguration" in changes:
+        changes["LogConfiguration"] = fsx_lustre.log_configuration(changes["LogConfiguration"], _default_logs(call))
+    metadata = current.get("MetadataConfiguration")
     if metadata:
-        wanted = {**metadata, **asked.get("MetadataConfiguration", {})}
-        asked["MetadataConfiguration"] = fsx_lustre.metadata(wanted, record.get("StorageCapacity") or 0)
-    now.update(asked)
+        metadata_changes = {**metadata, **changes.get("MetadataConfiguration", {})}
+        changes["MetadataConfiguration"] = fsx_lustre.metadata_configuration(
+            metadata_changes, record.get("StorageCapacity") or 0
+        )
+    current.update(changes)
 
 
 def _change_openzfs(call: Call, record: dict[str, Any]) -> None:
-    asked = dict(call.get("OpenZFSConfiguration", {}))
-    now = record["OpenZFSConfiguration"]
+    changes = dict(call.get("OpenZFSConfiguration", {}))
+    current = record["OpenZFSConfiguration"]
     record["StorageCapacity"] = call.get("StorageCapacity", record["StorageCapacity"])
-    wanted = asked.pop("DiskIopsConfiguration", now["DiskIopsConfiguration"])
-    now.update(asked, DiskIopsConfiguration=fsx_openzfs.iops(wanted, record["StorageCapacity"]))
+    iops_changes = changes.pop("DiskIopsConfiguration", current["DiskIopsConfiguration"])
+    current.update(
+        changes, DiskIopsConfiguration=fsx_openzfs.iops_configuration(iops_changes, record["StorageCapacity"])
+    )
 
 
-def _done(kind: str) -> dict[str, Any]:
+def _completed_action(kind: str) -> dict[str, Any]:
     return {
         "AdministrativeActionType": kind,
         "ProgressPercent": 100,
@@ -270,44 +284,46 @@ def _done(kind: str) -> dict[str, Any]:
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
-    found = file_system(call, call.params["FileSystemId"])
-    kind = found.record["FileSystemType"]
-    # FSx keeps a last backup of OpenZFS unless told not to, and of Lustre only when told to.
+    file_system = get_file_system(call, call.params["FileSystemId"])
+    kind = file_system.record["FileSystemType"]
+    # FSx takes a final backup of OpenZFS unless the request skips it, and of Lustre only on request.
     options = call.get(f"{'Lustre' if kind == 'LUSTRE' else 'OpenZFS'}Configuration", {})
-    kept = {}
+    backup = {}
     if not options.get("SkipFinalBackup", kind == "LUSTRE"):
-        kept = {"FinalBackupId": backend(call).create_backup(found.file_system_id, None, None, None).backup_id}
-    for things in (store(call).volumes, store(call).associations):
-        for name in [name for name, one in things.items() if _belongs(one, found)]:
-            del things[name]
-    interfaces.take(call, found.record["NetworkInterfaceIds"])
-    del backend(call).file_systems[found.file_system_id]
+        backup = {
+            "FinalBackupId": get_backend(call).create_backup(file_system.file_system_id, None, None, None).backup_id
+        }
+    for resources in (get_store(call).volumes, get_store(call).associations):
+        for name in [name for name, resource in resources.items() if _belongs_to(resource, file_system)]:
+            del resources[name]
+    interfaces.delete_interfaces(call, file_system.record["NetworkInterfaceIds"])
+    del get_backend(call).file_systems[file_system.file_system_id]
     response = "LustreResponse" if kind == "LUSTRE" else "OpenZFSResponse"
-    return {"FileSystemId": found.file_system_id, "Lifecycle": "DELETING", response: kept}
+    return {"FileSystemId": file_system.file_system_id, "Lifecycle": "DELETING", response: backup}
 
 
-def _belongs(one: Any, found: FileSystem) -> bool:
-    record = one if isinstance(one, dict) else one.record
-    return bool(record["FileSystemId"] == found.file_system_id)
+def _belongs_to(resource: Any, file_system: FileSystem) -> bool:
+    record = resource if isinstance(resource, dict) else resource.record
+    return bool(record["FileSystemId"] == file_system.file_system_id)
 
 
-def _volume(call: Call, volume_id: str) -> dict[str, Any]:
-    found = store(call).volumes.get(volume_id)
-    if found is None:
+def _get_volume(call: Call, volume_id: str) -> dict[str, Any]:
+    volume = get_store(call).volumes.get(volume_id)
+    if volume is None:
         refuse("VolumeNotFound", f"Volume '{volume_id}' does not exist.")
-    return found
+    return volume
 
 
 def _describe_volumes(call: Call) -> Mapping[str, Any]:
-    volumes = [_volume(call, one) for one in call.get("VolumeIds") or list(store(call).volumes)]
-    for wanted in call.get("Filters", []):
-        if wanted["Name"] == "file-system-id":
-            volumes = [volume for volume in volumes if volume["FileSystemId"] in wanted["Values"]]
-    return {"Volumes": [{**volume, "Tags": tags(call, volume["ResourceARN"])} for volume in volumes]}
+    volumes = [_get_volume(call, volume_id) for volume_id in call.get("VolumeIds") or list(get_store(call).volumes)]
+    for query in call.get("Filters", []):
+        if query["Name"] == "file-system-id":
+            volumes = [volume for volume in volumes if volume["FileSystemId"] in query["Values"]]
+    return {"Volumes": [{**volume, "Tags": list_tags(call, volume["ResourceARN"])} for volume in volumes]}
 
 
 def _update_volume(call: Call) -> Mapping[str, Any]:
-    volume = _volume(call, call.params["VolumeId"])
+    volume = _get_volume(call, call.params["VolumeId"])
     volume["OpenZFSConfiguration"].update(call.get("OpenZFSConfiguration", {}))
-    volume["AdministrativeActions"] = [_done("VOLUME_UPDATE")]
+    volume["AdministrativeActions"] = [_completed_action("VOLUME_UPDATE")]
     return {"Volume": volume}

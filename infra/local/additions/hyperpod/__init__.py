@@ -1,1 +1,1 @@
-"""SageMaker HyperPod, and Cloud Control, through which it is made."""
+"""SageMaker HyperPod, and Cloud Control, through which stacks create its clusters."""

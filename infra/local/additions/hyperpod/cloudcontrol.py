@@ -1,7 +1,7 @@
-"""Cloud Control, and CloudFormation's DescribeType beside it, for the resource types that have a backend here.
+"""Cloud Control and CloudFormation's DescribeType for the resource types of `TYPES`.
 
-A desired state is held against the type's schema before anything happens, as the service does; what the service behind it
-refuses fails the request instead.
+A desired state is checked against the type's schema before anything happens, as AWS does. When the service behind the type
+refuses the state, the request fails later and its event names the reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAILURES = {
 
 @dataclass
 class Request:
-    """One operation on a resource; `event` is its ProgressEvent, less the status while it is under way."""
+    """One operation on a resource; `event` is its ProgressEvent with the status that it will end with."""
 
     event: dict[str, Any]
     params: dict[str, Any]
@@ -54,7 +54,7 @@ class CloudControlResponse(BaseResponse):
 
 
 class CloudControlBackend(BaseBackend):
-    """moto derives a service's URLs from the module its backend is in, which is not one of moto's here."""
+    """A backend with URLs of its own, since moto derives them from the name of the backend's module."""
 
     def __init__(self, region_name: str, account_id: str) -> None:
         super().__init__(region_name, account_id)
@@ -82,9 +82,9 @@ def install() -> None:
         CloudControlResponse,
         "cloudcontrol",
         {
-            "CreateResource": lambda call: _once(call, "CREATE", _create),
-            "UpdateResource": lambda call: _once(call, "UPDATE", _update),
-            "DeleteResource": lambda call: _once(call, "DELETE", _delete),
+            "CreateResource": lambda call: _run_once(call, "CREATE", _create),
+            "UpdateResource": lambda call: _run_once(call, "UPDATE", _update),
+            "DeleteResource": lambda call: _run_once(call, "DELETE", _delete),
             "GetResource": _get,
             "ListResources": _list,
             "GetResourceRequestStatus": _status,
@@ -97,7 +97,7 @@ def _backend(call: Call) -> CloudControlBackend:
     return cloudcontrol_backends[call.account][call.region]
 
 
-def _type(call: Call) -> Any:
+def _get_type(call: Call) -> Any:
     name = call.params["TypeName"]
     if resource_types.schema(name) is None:
         refuse("TypeNotFoundException", f"The type '{name}' cannot be found.")
@@ -106,14 +106,14 @@ def _type(call: Call) -> Any:
     return TYPES[name]
 
 
-def _once(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Mapping[str, Any]:
-    """Act unless the client token was seen before; a failure behind Cloud Control ends up in the event, not in the answer."""
+def _run_once(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Mapping[str, Any]:
+    """Act unless the client token was used before; a refusal by the service is reported in the event, not as an error."""
     backend, token = _backend(call), call.get("ClientToken", "")
     if token in backend.tokens:
-        earlier = backend.requests[backend.tokens[token]]
-        if earlier.params != call.params:
+        previous = backend.requests[backend.tokens[token]]
+        if previous.params != call.params:
             refuse("ClientTokenConflictException", "The client token was used before with other parameters.")
-        return {"ProgressEvent": _progress(call, earlier)}
+        return {"ProgressEvent": _progress_event(call, previous)}
     event = {
         "TypeName": call.params["TypeName"],
         "RequestToken": str(uuid4()),
@@ -121,19 +121,19 @@ def _once(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Mappin
         "EventTime": datetime.now(UTC),
         "OperationStatus": "SUCCESS",
     }
-    kind = _type(call)
+    kind = _get_type(call)
     try:
         event["Identifier"] = act(call, kind)
-    except _Failed as failed:
-        event |= {"OperationStatus": "FAILED", "ErrorCode": failed.code, "StatusMessage": failed.message}
+    except _ServiceRefusal as refusal:
+        event |= {"OperationStatus": "FAILED", "ErrorCode": refusal.code, "StatusMessage": refusal.message}
         event["Identifier"] = call.get("Identifier", "")
-    made = backend.requests[event["RequestToken"]] = Request(event, call.params)
+    request = backend.requests[event["RequestToken"]] = Request(event, call.params)
     if token:
         backend.tokens[token] = event["RequestToken"]
-    return {"ProgressEvent": _progress(call, made) | {"OperationStatus": "IN_PROGRESS"}}
+    return {"ProgressEvent": _progress_event(call, request) | {"OperationStatus": "IN_PROGRESS"}}
 
 
-class _Failed(Exception):
+class _ServiceRefusal(Exception):
     """A refusal by the service behind Cloud Control."""
 
     def __init__(self, refusal: ServiceException) -> None:
@@ -142,87 +142,90 @@ class _Failed(Exception):
         self.message = refusal.message
 
 
-def _handled(act: Callable[..., Any], *words: Any) -> Any:
+def _call_service(act: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return act(*words)
+        return act(*arguments)
     except ServiceException as refusal:
-        raise _Failed(refusal) from refusal
+        raise _ServiceRefusal(refusal) from refusal
 
 
 def _create(call: Call, kind: Any) -> str:
-    model = _json(call.params["DesiredState"], "DesiredState")
-    given = resource_types.given_read_only(kind.TYPE, model)
-    if given:
-        _invalid(f"Encountered unsupported property in DesiredState: readOnlyProperties [{', '.join(given)}]")
+    model = _parse_json(call.params["DesiredState"], "DesiredState")
+    read_only = resource_types.read_only_in(kind.TYPE, model)
+    if read_only:
+        _refuse_invalid(
+            f"Encountered unsupported property in DesiredState: readOnlyProperties [{', '.join(read_only)}]"
+        )
     _check(kind.TYPE, model)
-    return str(_handled(kind.create, call, model))
+    return str(_call_service(kind.create, call, model))
 
 
 def _update(call: Call, kind: Any) -> str:
     identifier = call.params["Identifier"]
-    before = _model(call, kind, identifier)
-    operations = _json(call.params["PatchDocument"], "PatchDocument")
+    current = _read_model(call, kind, identifier)
+    patch = _parse_json(call.params["PatchDocument"], "PatchDocument")
     try:
-        after = jsonpatch.apply_patch(before, operations)
+        patched = jsonpatch.apply_patch(current, patch)
     except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as error:
-        _invalid(f"Invalid patch update: {error}")
-    fixed = resource_types.changed(kind.TYPE, "createOnlyProperties", before, after)
-    if fixed:
+        _refuse_invalid(f"Invalid patch update: {error}")
+    create_only = resource_types.changed_properties(kind.TYPE, "createOnlyProperties", current, patched)
+    if create_only:
         refuse(
             "NotUpdatableException",
-            f"Invalid patch update: createOnlyProperties [{', '.join(fixed)}] cannot be updated",
+            f"Invalid patch update: createOnlyProperties [{', '.join(create_only)}] cannot be updated",
         )
-    given = resource_types.changed(kind.TYPE, "readOnlyProperties", _named_only(before), _named_only(after))
-    if given:
-        _invalid(f"Invalid patch update: readOnlyProperties [{', '.join(given)}] cannot be updated")
-    model = resource_types.without_read_only(kind.TYPE, after)
+    read_only = resource_types.changed_properties(
+        kind.TYPE, "readOnlyProperties", _without_lists(current), _without_lists(patched)
+    )
+    if read_only:
+        _refuse_invalid(f"Invalid patch update: readOnlyProperties [{', '.join(read_only)}] cannot be updated")
+    model = resource_types.drop_read_only(kind.TYPE, patched)
     _check(kind.TYPE, model)
-    _handled(kind.update, call, identifier, model)
+    _call_service(kind.update, call, identifier, model)
     return str(identifier)
 
 
-def _named_only(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model less its lists, where a patch that adds or removes an element changes read-only values without
-    meaning to."""
+def _without_lists(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model without its lists: a patch that adds or removes an element shifts the read-only values inside them."""
     return {name: value for name, value in model.items() if not isinstance(value, list)}
 
 
 def _delete(call: Call, kind: Any) -> str:
     identifier = call.params["Identifier"]
-    _handled(kind.delete, call, identifier)
+    _call_service(kind.delete, call, identifier)
     return str(identifier)
 
 
 def _check(type_name: str, model: Mapping[str, Any]) -> None:
-    found = resource_types.violations(type_name, model)
-    if found:
-        _invalid(f"Model validation failed ({'; '.join(found)})")
+    violations = resource_types.schema_violations(type_name, model)
+    if violations:
+        _refuse_invalid(f"Model validation failed ({'; '.join(violations)})")
 
 
-def _json(text: str, member: str) -> Any:
+def _parse_json(text: str, member: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        _invalid(f"{member} is not JSON: {error}")
+        _refuse_invalid(f"{member} is not JSON: {error}")
 
 
-def _invalid(message: str) -> NoReturn:
+def _refuse_invalid(message: str) -> NoReturn:
     refuse("ValidationException", message)
 
 
-def _model(call: Call, kind: Any, identifier: str) -> dict[str, Any]:
-    found: dict[str, Any] | None = kind.read(call, identifier)
-    if found is None:
+def _read_model(call: Call, kind: Any, identifier: str) -> dict[str, Any]:
+    model: dict[str, Any] | None = kind.read(call, identifier)
+    if model is None:
         message = f"Resource of type '{kind.TYPE}' with identifier '{identifier}' was not found."
         refuse("ResourceNotFoundException", message)
-    return found
+    return model
 
 
-def _progress(call: Call, request: Request) -> dict[str, Any]:
+def _progress_event(call: Call, request: Request) -> dict[str, Any]:
     event = dict(request.event)
     kind = TYPES[event["TypeName"]]
-    stays = event["OperationStatus"] == "SUCCESS" and event["Operation"] != "DELETE"
-    if stays and not kind.settled(call, event["Identifier"]):
+    exists_after = event["OperationStatus"] == "SUCCESS" and event["Operation"] != "DELETE"
+    if exists_after and not kind.is_settled(call, event["Identifier"]):
         event["OperationStatus"] = "IN_PROGRESS"
     return event
 
@@ -232,39 +235,39 @@ def _status(call: Call) -> Mapping[str, Any]:
     request = _backend(call).requests.get(token)
     if request is None:
         refuse("RequestTokenNotFoundException", f"Request with token {token} was not found.")
-    return {"ProgressEvent": _progress(call, request)}
+    return {"ProgressEvent": _progress_event(call, request)}
 
 
 def _get(call: Call) -> Mapping[str, Any]:
     return {
         "TypeName": call.params["TypeName"],
-        "ResourceDescription": _description(call, _type(call), call.params["Identifier"]),
+        "ResourceDescription": _describe_resource(call, _get_type(call), call.params["Identifier"]),
     }
 
 
 def _list(call: Call) -> Mapping[str, Any]:
-    kind = _type(call)
-    found = [_description(call, kind, identifier) for identifier in kind.identifiers(call)]
-    return {"TypeName": kind.TYPE, "ResourceDescriptions": found}
+    kind = _get_type(call)
+    descriptions = [_describe_resource(call, kind, identifier) for identifier in kind.identifiers(call)]
+    return {"TypeName": kind.TYPE, "ResourceDescriptions": descriptions}
 
 
-def _description(call: Call, kind: Any, identifier: str) -> dict[str, str]:
-    return {"Identifier": identifier, "Properties": json.dumps(_model(call, kind, identifier))}
+def _describe_resource(call: Call, kind: Any, identifier: str) -> dict[str, str]:
+    return {"Identifier": identifier, "Properties": json.dumps(_read_model(call, kind, identifier))}
 
 
 def _describe_type(call: Call) -> Mapping[str, Any]:
     name = call.get("TypeName") or call.get("Arn", "").rpartition("/")[2].replace("-", "::")
-    found = resource_types.schema(name)
-    if found is None:
+    schema = resource_types.schema(name)
+    if schema is None:
         refuse("TypeNotFoundException", f"The type '{name}' cannot be found.")
     return {
         "Arn": f"arn:{call.partition}:cloudformation:{call.region}::type/resource/{name.replace('::', '-')}",
         "Type": "RESOURCE",
         "TypeName": name,
         "IsDefaultVersion": True,
-        "Schema": json.dumps(found),
+        "Schema": json.dumps(schema),
         "ProvisioningType": "FULLY_MUTABLE",
         "DeprecatedStatus": "LIVE",
         "Visibility": "PUBLIC",
-        "Description": found.get("description", ""),
+        "Description": schema.get("description", ""),
     }

@@ -1,4 +1,4 @@
-"""SageMaker HyperPod clusters: every field kept, the service's rules, nodes that come, fail, are replaced and go."""
+"""SageMaker HyperPod clusters with all fields, the service's rules, and nodes that start, fail, are replaced and stop."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LEFT_OUT = (
     "are taken at their word, health checks find nothing; no patches, restricted groups, groups of several types, account "
     "roots of EKS access entries, scaling by Karpenter, second image version or pages of long listings"
 )
-SETTLING_SECONDS = 0.3
+TRANSITION_SECONDS = 0.3
 IMAGE_RELEASE = "1.0.0"
-KEPT = (
+STORED_MEMBERS = (
     "VpcConfig",
     "Orchestrator",
     "NodeRecovery",
@@ -39,7 +39,7 @@ KEPT = (
 
 @dataclass
 class Node:
-    """One machine; `logical_id` stays when the machine behind it is replaced."""
+    """A node; `logical_id` stays the same when its machine is replaced."""
 
     group: str
     instance_type: str
@@ -52,7 +52,7 @@ class Node:
 
 @dataclass
 class Cluster:
-    """`spec` has the members of CreateCluster's request; moto's tag actions ask for `tags` and `arn`."""
+    """A cluster; `spec` has the members of CreateCluster's request, and moto's tag actions read `tags` and `arn`."""
 
     account: str
     region: str
@@ -60,8 +60,8 @@ class Cluster:
     spec: dict[str, Any]
     tags: list[dict[str, str]]
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
-    settling: str = "Creating"
-    settled: float = field(default_factory=lambda: time.monotonic() + SETTLING_SECONDS)
+    transition_status: str = "Creating"
+    transition_end: float = field(default_factory=lambda: time.monotonic() + TRANSITION_SECONDS)
     nodes: list[Node] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -75,23 +75,23 @@ class Cluster:
 
     @property
     def status(self) -> str:
-        return "InService" if time.monotonic() >= self.settled else self.settling
+        return "InService" if time.monotonic() >= self.transition_end else self.transition_status
 
-    def settle(self, meanwhile: str) -> None:
-        """In `meanwhile` for a moment; a continuous cluster stays in service while its groups scale."""
+    def start_transition(self, status: str) -> None:
+        """Show `status` for a moment; a continuous cluster stays in service while its groups scale."""
         if self.spec.get("NodeProvisioningMode") != "Continuous":
-            self.settling, self.settled = meanwhile, time.monotonic() + SETTLING_SECONDS
+            self.transition_status, self.transition_end = status, time.monotonic() + TRANSITION_SECONDS
 
     def groups(self) -> Iterator[dict[str, Any]]:
         yield from self.spec.get("InstanceGroups") or []
 
     def group(self, name: str) -> dict[str, Any]:
-        found = next((group for group in self.groups() if group["InstanceGroupName"] == name), None)
-        if found is None:
+        matching = next((group for group in self.groups() if group["InstanceGroupName"] == name), None)
+        if matching is None:
             refuse("ValidationException", f"Instance group {name} does not exist in cluster {self.name}.")
-        return found
+        return matching
 
-    def controls(self, node: Node) -> bool:
+    def is_controller(self, node: Node) -> bool:
         return bool(self.group(node.group).get("SlurmConfig", {}).get("NodeType") == "Controller")
 
 
@@ -100,155 +100,165 @@ def install() -> None:
         SageMakerResponse,
         "sagemaker",
         {
-            "CreateCluster": lambda call: {"ClusterArn": create(call, call.params, call.get("Tags", [])).arn},
-            "DescribeCluster": lambda call: described(named(call, call.params["ClusterName"])),
+            "CreateCluster": lambda call: {"ClusterArn": create_cluster(call, call.params, call.get("Tags", [])).arn},
+            "DescribeCluster": lambda call: describe_cluster(get_cluster(call, call.params["ClusterName"])),
             "UpdateCluster": _update,
-            "DeleteCluster": lambda call: {"ClusterArn": delete(call, call.params["ClusterName"]).arn},
+            "DeleteCluster": lambda call: {"ClusterArn": delete_cluster(call, call.params["ClusterName"]).arn},
             "ListClusters": _list,
         },
     )
 
 
 def clusters(call: Call) -> dict[str, Cluster]:
-    """By id, the last part of the ARN: so moto's tag actions find them."""
+    """Return the clusters by id, the last part of the ARN, which moto's tag actions look up."""
     backend: Any = sagemaker_backends[call.account][call.region]
-    found: dict[str, Cluster] = backend.clusters
-    return found
+    by_id: dict[str, Cluster] = backend.clusters
+    return by_id
 
 
-def find(call: Call, name_or_arn: str) -> Cluster | None:
+def find_cluster(call: Call, name_or_arn: str) -> Cluster | None:
     return next((cluster for cluster in clusters(call).values() if name_or_arn in (cluster.name, cluster.arn)), None)
 
 
-def named(call: Call, name_or_arn: str) -> Cluster:
-    found = find(call, name_or_arn)
-    if found is None:
+def get_cluster(call: Call, name_or_arn: str) -> Cluster:
+    cluster = find_cluster(call, name_or_arn)
+    if cluster is None:
         refuse("ResourceNotFound", f"Cluster with name {name_or_arn} not found.")
-    return found
+    return cluster
 
 
-def create(call: Call, request: Mapping[str, Any], tags: list[dict[str, str]]) -> Cluster:
-    """Make a cluster of CreateCluster's `request`, which is already known to have its shape."""
+def create_cluster(call: Call, request: Mapping[str, Any], tags: list[dict[str, str]]) -> Cluster:
+    """Create a cluster from CreateCluster's `request`, whose shape has been checked."""
     name = request["ClusterName"]
-    if find(call, name) is not None:
+    if find_cluster(call, name) is not None:
         message = f"Resource Already Exists: Cluster with name {name} already exists. Choose a different name."
         refuse("ResourceInUse", message)
     hyperpod_rules.check(call, request)
     spec = deepcopy({key: value for key, value in request.items() if key != "Tags"})
     spec.setdefault("NodeRecovery", "Automatic")
     arn = f"arn:{call.partition}:sagemaker:{call.region}:{call.account}:cluster/{secrets.token_hex(6)}"
-    made = Cluster(call.account, call.region, arn, spec, list(tags))
-    clusters(call)[made.id] = made
-    scale(made)
-    _announce(made)
-    return made
+    cluster = Cluster(call.account, call.region, arn, spec, list(tags))
+    clusters(call)[cluster.id] = cluster
+    scale_groups(cluster)
+    _publish_state(cluster)
+    return cluster
 
 
-def change(call: Call, found: Cluster, spec: Mapping[str, Any]) -> None:
-    """Bring a cluster to `spec`, a whole request: groups that are not in it go."""
-    if found.status != "InService":
-        refuse("ConflictException", f"Cluster {found.name} is {found.status}; it must be InService.")
-    hyperpod_rules.check_change(found.spec, spec)
+def change_cluster(call: Call, cluster: Cluster, spec: Mapping[str, Any]) -> None:
+    """Change a cluster to `spec`, a complete request; groups that it does not list are deleted."""
+    if cluster.status != "InService":
+        refuse("ConflictException", f"Cluster {cluster.name} is {cluster.status}; it must be InService.")
+    hyperpod_rules.check_change(cluster.spec, spec)
     hyperpod_rules.check(call, spec)
-    found.spec = deepcopy(dict(spec))
-    found.settle("Updating")
-    scale(found)
-    _announce(found)
+    cluster.spec = deepcopy(dict(spec))
+    cluster.start_transition("Updating")
+    scale_groups(cluster)
+    _publish_state(cluster)
 
 
-def delete(call: Call, name_or_arn: str) -> Cluster:
-    found = named(call, name_or_arn)
-    del clusters(call)[found.id]
-    found.settling, found.settled = "Deleting", float("inf")
-    _announce(found)
-    return found
+def delete_cluster(call: Call, name_or_arn: str) -> Cluster:
+    cluster = get_cluster(call, name_or_arn)
+    del clusters(call)[cluster.id]
+    cluster.transition_status, cluster.transition_end = "Deleting", float("inf")
+    _publish_state(cluster)
+    return cluster
 
 
-def scale(found: Cluster) -> None:
-    """Nodes for what the groups ask; the youngest go first."""
-    wanted = {group["InstanceGroupName"]: group for group in found.groups()}
-    found.nodes = [node for node in found.nodes if node.group in wanted]
-    for name, group in wanted.items():
-        mine = [node for node in found.nodes if node.group == name]
-        surplus = {node.id for node in mine[group["InstanceCount"] :]}
-        found.nodes = [node for node in found.nodes if node.id not in surplus]
-        found.nodes += [Node(name, group["InstanceType"]) for _ in range(group["InstanceCount"] - len(mine))]
+def scale_groups(cluster: Cluster) -> None:
+    """Add and remove nodes to match the instance counts; the youngest nodes are removed first."""
+    groups = {group["InstanceGroupName"]: group for group in cluster.groups()}
+    cluster.nodes = [node for node in cluster.nodes if node.group in groups]
+    for name, group in groups.items():
+        group_nodes = [node for node in cluster.nodes if node.group == name]
+        surplus = {node.id for node in group_nodes[group["InstanceCount"] :]}
+        cluster.nodes = [node for node in cluster.nodes if node.id not in surplus]
+        cluster.nodes += [Node(name, group["InstanceType"]) for _ in range(group["InstanceCount"] - len(group_nodes))]
 
 
-def described(found: Cluster) -> dict[str, Any]:
+def describe_cluster(cluster: Cluster) -> dict[str, Any]:
     """Return the answer of DescribeCluster."""
-    shown: dict[str, Any] = {
-        "ClusterArn": found.arn,
-        "ClusterName": found.name,
-        "ClusterStatus": found.status,
-        "CreationTime": found.created,
+    description: dict[str, Any] = {
+        "ClusterArn": cluster.arn,
+        "ClusterName": cluster.name,
+        "ClusterStatus": cluster.status,
+        "CreationTime": cluster.created,
         "FailureMessage": "",
-        **{name: found.spec[name] for name in KEPT if name in found.spec},
+        **{name: cluster.spec[name] for name in STORED_MEMBERS if name in cluster.spec},
     }
-    shown["InstanceGroups"] = [_described_group(found, group) for group in found.spec.get("InstanceGroups") or []]
-    if "AutoScaling" in shown:
-        shown["AutoScaling"] = {**shown["AutoScaling"], "Status": "InService"}
-    return shown
+    description["InstanceGroups"] = [
+        _describe_group(cluster, group) for group in cluster.spec.get("InstanceGroups") or []
+    ]
+    if "AutoScaling" in description:
+        description["AutoScaling"] = {**description["AutoScaling"], "Status": "InService"}
+    return description
 
 
-def _described_group(found: Cluster, group: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {
+def _describe_group(cluster: Cluster, group: Mapping[str, Any]) -> dict[str, Any]:
+    description = {
         name: value for name, value in group.items() if name not in ("InstanceCount", "MinInstanceCount", "ImageId")
     }
-    shown["CurrentCount"] = sum(node.group == group["InstanceGroupName"] for node in found.nodes)
-    shown["TargetCount"] = group["InstanceCount"]
-    shown["Status"] = found.status if found.status in ("Creating", "Updating") else "InService"
+    description["CurrentCount"] = sum(node.group == group["InstanceGroupName"] for node in cluster.nodes)
+    description["TargetCount"] = group["InstanceCount"]
+    description["Status"] = cluster.status if cluster.status in ("Creating", "Updating") else "InService"
     if "MinInstanceCount" in group:
-        shown["MinCount"] = group["MinInstanceCount"]
+        description["MinCount"] = group["MinInstanceCount"]
     if "KubernetesConfig" in group:
-        asked = group["KubernetesConfig"]
-        shown["KubernetesConfig"] = {f"{when}{part}": asked[part] for part in asked for when in ("Current", "Desired")}
+        kubernetes = group["KubernetesConfig"]
+        description["KubernetesConfig"] = {
+            f"{prefix}{member}": kubernetes[member] for member in kubernetes for prefix in ("Current", "Desired")
+        }
     if "ImageId" in group:
-        shown |= dict.fromkeys(("CurrentImageId", "DesiredImageId"), group["ImageId"])
+        description |= dict.fromkeys(("CurrentImageId", "DesiredImageId"), group["ImageId"])
     if "AutoPatchConfig" in group:
-        shown["AutoPatchConfig"] = {key: one for key, one in group["AutoPatchConfig"].items() if key != "PatchSchedule"}
-    shown["CurrentImageReleaseVersion"] = shown.pop("ImageReleaseVersion", IMAGE_RELEASE)
-    return shown
+        description["AutoPatchConfig"] = {
+            key: value for key, value in group["AutoPatchConfig"].items() if key != "PatchSchedule"
+        }
+    description["CurrentImageReleaseVersion"] = description.pop("ImageReleaseVersion", IMAGE_RELEASE)
+    return description
 
 
 def _update(call: Call) -> Mapping[str, Any]:
-    found = named(call, call.params["ClusterName"])
-    gone = call.get("InstanceGroupsToDelete", [])
-    for name in gone:
-        found.group(name)
-    spec = {**found.spec, **{name: call.params[name] for name in KEPT if name in call.params}}
-    groups = {group["InstanceGroupName"]: group for group in (*found.groups(), *call.get("InstanceGroups", []))}
-    spec["InstanceGroups"] = [group for name, group in groups.items() if name not in gone]
-    change(call, found, spec)
-    return {"ClusterArn": found.arn}
+    cluster = get_cluster(call, call.params["ClusterName"])
+    deleted_names = call.get("InstanceGroupsToDelete", [])
+    for name in deleted_names:
+        cluster.group(name)
+    spec = {**cluster.spec, **{name: call.params[name] for name in STORED_MEMBERS if name in call.params}}
+    groups = {group["InstanceGroupName"]: group for group in (*cluster.groups(), *call.get("InstanceGroups", []))}
+    spec["InstanceGroups"] = [group for name, group in groups.items() if name not in deleted_names]
+    change_cluster(call, cluster, spec)
+    return {"ClusterArn": cluster.arn}
 
 
-def _announce(found: Cluster) -> None:
-    """Tell EventBridge the state now and, when the cluster is on its way, once more on arrival."""
-    _put_state_event(found)
-    if found.status != "InService" and found.settled != float("inf"):
-        timer = threading.Timer(SETTLING_SECONDS, _put_state_event, (found,))
+def _publish_state(cluster: Cluster) -> None:
+    """Publish the state to EventBridge now and, during a transition, again when it ends."""
+    _put_state_event(cluster)
+    if cluster.status != "InService" and cluster.transition_end != float("inf"):
+        timer = threading.Timer(TRANSITION_SECONDS, _put_state_event, (cluster,))
         timer.daemon = True
         timer.start()
 
 
-def _put_state_event(found: Cluster) -> None:
+def _put_state_event(cluster: Cluster) -> None:
     with LOCK:
-        hyperpod_events.put(found.account, found.region, found.arn, hyperpod_events.STATE_CHANGE, described(found))
+        hyperpod_events.publish(
+            cluster.account, cluster.region, cluster.arn, hyperpod_events.STATE_CHANGE, describe_cluster(cluster)
+        )
 
 
 def _list(call: Call) -> Mapping[str, Any]:
-    found = sorted(clusters(call).values(), key=lambda one: one.created, reverse=call.get("SortOrder") == "Descending")
+    matches = sorted(
+        clusters(call).values(), key=lambda cluster: cluster.created, reverse=call.get("SortOrder") == "Descending"
+    )
     if call.get("SortBy") == "NAME":
-        found.sort(key=lambda one: one.name, reverse=call.get("SortOrder") == "Descending")
+        matches.sort(key=lambda cluster: cluster.name, reverse=call.get("SortOrder") == "Descending")
     summaries = [
         {
-            "ClusterArn": item.arn,
-            "ClusterName": item.name,
-            "CreationTime": item.created,
-            "ClusterStatus": item.status,
+            "ClusterArn": cluster.arn,
+            "ClusterName": cluster.name,
+            "CreationTime": cluster.created,
+            "ClusterStatus": cluster.status,
         }
-        for item in found
-        if call.get("NameContains", "") in item.name
+        for cluster in matches
+        if call.get("NameContains", "") in cluster.name
     ]
     return {"ClusterSummaries": summaries}

@@ -1,4 +1,4 @@
-"""The events of HyperPod on EventBridge; rules of the embedded AWS deliver them to their targets.
+"""Events that HyperPod publishes to EventBridge; rules of the embedded AWS deliver them to their targets.
 
 Forms: https://docs.aws.amazon.com/sagemaker/latest/dg/automating-sagemaker-with-eventbridge.html and
 sagemaker-hyperpod-cluster-events-reference.html beside it.
@@ -20,8 +20,8 @@ NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
 CLUSTER_EVENT = "SageMaker HyperPod Cluster Event"
 
 
-def put(account: str, region: str, resource: str, kind: str, detail: Mapping[str, Any]) -> None:
-    """Put one event of SageMaker on the account's default bus."""
+def publish(account: str, region: str, resource: str, kind: str, detail: Mapping[str, Any]) -> None:
+    """Put an event of SageMaker on the account's default bus."""
     event = {
         "Source": "aws.sagemaker",
         "DetailType": kind,
@@ -31,7 +31,7 @@ def put(account: str, region: str, resource: str, kind: str, detail: Mapping[str
     events_backends[account][region].put_events([event])
 
 
-def health(
+def node_health(
     name: str, arn: str, instance_id: str, *, healthy: bool, reason: str, action: str, advice: str
 ) -> dict[str, Any]:
     """Return the detail of a node health event; `action` is what HyperPod will do: Replace, Reboot or None."""
@@ -49,8 +49,8 @@ def health(
     }
 
 
-def occurrence(name: str, arn: str, group: str, instance_id: str, level: str, description: str) -> dict[str, Any]:
-    """One event about an instance as ListClusterEvents keeps it and, under EventDetails, EventBridge carries it."""
+def instance_event(name: str, arn: str, group: str, instance_id: str, level: str, description: str) -> dict[str, Any]:
+    """Return an event about an instance in the form of ListClusterEvents, which EventBridge carries as EventDetails."""
     return {
         "EventId": str(uuid4()),
         "ClusterArn": arn,

@@ -1,6 +1,6 @@
-"""The nodes of a HyperPod cluster: listed, deleted, rebooted, replaced, failed.
+"""The node actions of HyperPod's API, and the node faults and replacements that the event player triggers.
 
-`fail_node` and `replace_node` are for whoever plays events (a lost GPU, a node that HyperPod replaces); the rest is the API.
+The event player calls `fail_node` (a lost GPU) and `replace_node` (a node that HyperPod replaces).
 A replaced node keeps its logical id and gets a new instance id, as HyperPod does it.
 """
 
@@ -15,7 +15,7 @@ from moto.utilities.utils import get_partition
 
 from infra.local.additions import lookups
 from infra.local.additions.hyperpod import events
-from infra.local.additions.hyperpod.clusters import IMAGE_RELEASE, Cluster, Node, named
+from infra.local.additions.hyperpod.clusters import IMAGE_RELEASE, Cluster, Node, get_cluster
 from infra.local.additions.serving import LOCK, Call, refuse, serve
 
 LEFT_OUT = (
@@ -29,76 +29,79 @@ def install() -> None:
         SageMakerResponse,
         "sagemaker",
         {
-            "ListClusterNodes": _list,
+            "ListClusterNodes": _list_nodes,
             "DescribeClusterNode": _describe,
             "BatchDeleteClusterNodes": _batch_delete,
-            "BatchReplaceClusterNodes": lambda call: _batch(call, _replaceable, _replace),
-            "BatchRebootClusterNodes": lambda call: _batch(call, lambda *_: "", _reboot),
+            "BatchReplaceClusterNodes": lambda call: _batch(call, _replacement_obstacle, _replace_machine),
+            "BatchRebootClusterNodes": lambda call: _batch(call, lambda *_: "", _reboot_machine),
             "ListClusterEvents": _list_events,
         },
     )
 
 
 def fail_node(account: str, region: str, cluster: str, instance_id: str, fault: str = "NvidiaErrorTerminate") -> str:
-    """Play a fault of one node: the health event, and with automatic recovery its replacement; the instance id that runs
-    then."""
+    """Report a fault of a node and, with automatic recovery, replace it; return the instance id of the node afterwards."""
     with LOCK:
-        found, node = _of(account, region, cluster, instance_id)
-        automatic = found.spec.get("NodeRecovery") == "Automatic"
+        hyperpod_cluster, node = _get_node(account, region, cluster, instance_id)
+        automatic = hyperpod_cluster.spec.get("NodeRecovery") == "Automatic"
         node.status = "Failure"
         node.message = (
             f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault} on this node and is unhealthy."
         )
-        detail = events.health(
-            found.name,
-            found.arn,
+        detail = events.node_health(
+            hyperpod_cluster.name,
+            hyperpod_cluster.arn,
             node.id,
             healthy=False,
             reason=node.message,
             action="Replace" if automatic else "None",
             advice="Please Replace the Faulty Node.",
         )
-        events.put(account, region, found.arn, events.NODE_HEALTH, detail)
+        events.publish(account, region, hyperpod_cluster.arn, events.NODE_HEALTH, detail)
         if automatic:
-            _replace(found, node)
+            _replace_machine(hyperpod_cluster, node)
         return node.id
 
 
 def replace_node(account: str, region: str, cluster: str, instance_id: str) -> str:
-    """Put a new machine in the place of one; its instance id. The events are those of a replacement."""
+    """Replace the machine of a node, with the events of a replacement; return the new instance id."""
     with LOCK:
-        found, node = _of(account, region, cluster, instance_id)
-        _replace(found, node)
+        hyperpod_cluster, node = _get_node(account, region, cluster, instance_id)
+        _replace_machine(hyperpod_cluster, node)
         return node.id
 
 
-def _of(account: str, region: str, cluster: str, instance_id: str) -> tuple[Cluster, Node]:
-    found = named(Call(account, region, get_partition(region), {}), cluster)
-    node = next((item for item in found.nodes if instance_id in (item.id, item.logical_id)), None)
+def _get_node(account: str, region: str, cluster: str, instance_id: str) -> tuple[Cluster, Node]:
+    hyperpod_cluster = get_cluster(Call(account, region, get_partition(region), {}), cluster)
+    node = next(
+        (candidate for candidate in hyperpod_cluster.nodes if instance_id in (candidate.id, candidate.logical_id)), None
+    )
     if node is None:
-        refuse("ValidationException", f"Node {instance_id} does not exist in cluster {found.name}.")
-    return found, node
+        refuse("ValidationException", f"Node {instance_id} does not exist in cluster {hyperpod_cluster.name}.")
+    return hyperpod_cluster, node
 
 
-def _replace(found: Cluster, node: Node) -> None:
-    old, node.id = node.id, lookups.new_id("i")
+def _replace_machine(cluster: Cluster, node: Node) -> None:
+    previous_id, node.id = node.id, lookups.new_id("i")
     node.status, node.message, node.launched = "Running", "", datetime.now(UTC)
-    _record_event(found, node.group, old, "Warn", f"Instance {old} is being replaced")
-    _record_event(found, node.group, node.id, "Info", f"Instance {node.id} has replaced {old} and is Running")
+    _record_event(cluster, node.group, previous_id, "Warn", f"Instance {previous_id} is being replaced")
+    _record_event(cluster, node.group, node.id, "Info", f"Instance {node.id} has replaced {previous_id} and is Running")
     reason = "The node passed its health checks."
-    detail = events.health(found.name, found.arn, node.id, healthy=True, reason=reason, action="None", advice="None")
-    events.put(found.account, found.region, found.arn, events.NODE_HEALTH, detail)
+    detail = events.node_health(
+        cluster.name, cluster.arn, node.id, healthy=True, reason=reason, action="None", advice="None"
+    )
+    events.publish(cluster.account, cluster.region, cluster.arn, events.NODE_HEALTH, detail)
 
 
-def _reboot(found: Cluster, node: Node) -> None:
+def _reboot_machine(cluster: Cluster, node: Node) -> None:
     node.status, node.message = "Running", ""
-    _record_event(found, node.group, node.id, "Info", f"Instance {node.id} has been rebooted")
+    _record_event(cluster, node.group, node.id, "Info", f"Instance {node.id} has been rebooted")
 
 
-def _record_event(found: Cluster, group: str, instance_id: str, level: str, description: str) -> None:
-    event = events.occurrence(found.name, found.arn, group, instance_id, level, description)
-    found.events.append(event)
-    events.put(found.account, found.region, found.arn, events.CLUSTER_EVENT, {"EventDetails": event})
+def _record_event(cluster: Cluster, group: str, instance_id: str, level: str, description: str) -> None:
+    event = events.instance_event(cluster.name, cluster.arn, group, instance_id, level, description)
+    cluster.events.append(event)
+    events.publish(cluster.account, cluster.region, cluster.arn, events.CLUSTER_EVENT, {"EventDetails": event})
 
 
 def _summary(node: Node) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def _summary(node: Node) -> dict[str, Any]:
 
 
 def _address(node: Node) -> str:
-    # From the id, so that it stays with the machine; the subnet's addresses are not drawn on.
+    # The id determines the address, so that it stays with the machine; no address of the subnet is used up.
     return f"10.{int(node.id[3:5], 16)}.{int(node.id[5:7], 16)}.{int(node.id[7:9], 16)}"
 
 
@@ -122,22 +125,22 @@ def _host(node: Node) -> str:
     return f"ip-{_address(node).replace('.', '-')}"
 
 
-def _list(call: Call) -> Mapping[str, Any]:
-    found = named(call, call.params["ClusterName"])
-    shown = []
-    for node in found.nodes:
+def _list_nodes(call: Call) -> Mapping[str, Any]:
+    cluster = get_cluster(call, call.params["ClusterName"])
+    summaries = []
+    for node in cluster.nodes:
         if call.get("InstanceGroupNameContains", "") in node.group:
             logical = {"NodeLogicalId": node.logical_id} if call.get("IncludeNodeLogicalIds") else {}
-            shown.append(_summary(node) | logical)
-    return {"ClusterNodeSummaries": shown}
+            summaries.append(_summary(node) | logical)
+    return {"ClusterNodeSummaries": summaries}
 
 
 def _describe(call: Call) -> Mapping[str, Any]:
-    wanted = call.get("NodeId") or call.get("NodeLogicalId", "")
-    found, node = _of(call.account, call.region, call.params["ClusterName"], wanted)
-    group = found.group(node.group)
+    node_id = call.get("NodeId") or call.get("NodeLogicalId", "")
+    cluster, node = _get_node(call.account, call.region, call.params["ClusterName"], node_id)
+    group = cluster.group(node.group)
     spot = "Spot" in group.get("CapacityRequirements", {})
-    network = group.get("OverrideVpcConfig") or found.spec.get("VpcConfig") or {"Subnets": []}
+    network = group.get("OverrideVpcConfig") or cluster.spec.get("VpcConfig") or {"Subnets": []}
     details = _summary(node) | {
         "NodeLogicalId": node.logical_id,
         "PrivatePrimaryIp": _address(node),
@@ -157,65 +160,65 @@ def _describe(call: Call) -> Mapping[str, Any]:
 
 
 def _batch_delete(call: Call) -> Mapping[str, Any]:
-    found = named(call, call.params["ClusterName"])
-    done: list[Node] = []
+    cluster = get_cluster(call, call.params["ClusterName"])
+    deleted: list[Node] = []
     answers: dict[str, list[Any]] = {"Successful": [], "Failed": []}
     for instance_id in call.get("NodeIds", []):
-        node = next((item for item in found.nodes if item.id == instance_id), None)
+        node = next((candidate for candidate in cluster.nodes if candidate.id == instance_id), None)
         if node is None:
             answers["Failed"].append(_failure("NodeIdNotFound", "No such node.", instance_id, "Code"))
-        elif found.controls(node):
+        elif cluster.is_controller(node):
             answers["Failed"].append(
                 _failure("InvalidNodeStatus", "Controller nodes cannot be deleted.", instance_id, "Code")
             )
         else:
-            done.append(node)
+            deleted.append(node)
             answers["Successful"].append(instance_id)
-    for node in done:
-        found.nodes.remove(node)
-        found.group(node.group)["InstanceCount"] -= 1
-        _record_event(found, node.group, node.id, "Info", f"Instance {node.id} has been deleted")
+    for node in deleted:
+        cluster.nodes.remove(node)
+        cluster.group(node.group)["InstanceCount"] -= 1
+        _record_event(cluster, node.group, node.id, "Info", f"Instance {node.id} has been deleted")
     return answers
 
 
 def _batch(
     call: Call, obstacle: Callable[[Cluster, Node], str], act: Callable[[Cluster, Node], None]
 ) -> Mapping[str, Any]:
-    found = named(call, call.params["ClusterName"])
+    cluster = get_cluster(call, call.params["ClusterName"])
     answers: dict[str, list[Any]] = {"Successful": [], "Failed": []}
     for instance_id in call.get("NodeIds", []):
-        node = next((item for item in found.nodes if item.id == instance_id), None)
-        problem = obstacle(found, node) if node else ""
+        node = next((candidate for candidate in cluster.nodes if candidate.id == instance_id), None)
+        problem = obstacle(cluster, node) if node else ""
         if node is None:
             answers["Failed"].append(_failure("InstanceIdNotFound", "No such node.", instance_id, "ErrorCode"))
         elif problem:
             answers["Failed"].append(_failure("InvalidInstanceStatus", problem, instance_id, "ErrorCode"))
         else:
-            act(found, node)
+            act(cluster, node)
             answers["Successful"].append(instance_id)
     return answers
 
 
-def _replaceable(found: Cluster, node: Node) -> str:
-    return "Controller nodes cannot be replaced." if found.controls(node) else ""
+def _replacement_obstacle(cluster: Cluster, node: Node) -> str:
+    return "Controller nodes cannot be replaced." if cluster.is_controller(node) else ""
 
 
 def _failure(code: str, message: str, instance_id: str, member: str) -> dict[str, str]:
     return {member: code, "Message": message, "NodeId": instance_id}
 
 
-def _continuous(call: Call) -> Cluster:
-    found = named(call, call.params["ClusterName"])
-    if found.spec.get("NodeProvisioningMode") != "Continuous":
+def _get_continuous_cluster(call: Call) -> Cluster:
+    cluster = get_cluster(call, call.params["ClusterName"])
+    if cluster.spec.get("NodeProvisioningMode") != "Continuous":
         refuse("ValidationException", "Cluster events are supported when NodeProvisioningMode is Continuous only.")
-    return found
+    return cluster
 
 
 def _list_events(call: Call) -> Mapping[str, Any]:
-    wanted = {"InstanceGroupName": call.get("InstanceGroupName"), "InstanceId": call.get("NodeId")}
-    found = [
+    filters = {"InstanceGroupName": call.get("InstanceGroupName"), "InstanceId": call.get("NodeId")}
+    matching = [
         event
-        for event in _continuous(call).events
-        if all(value in (None, event[name]) for name, value in wanted.items())
+        for event in _get_continuous_cluster(call).events
+        if all(value in (None, event[name]) for name, value in filters.items())
     ]
-    return {"Events": found if call.get("SortOrder") == "Ascending" else found[::-1]}
+    return {"Events": matching if call.get("SortOrder") == "Ascending" else matching[::-1]}

@@ -12,56 +12,56 @@ from typing import Any
 from moto.core.utils import get_service_model
 
 from infra.local.additions.hyperpod import clusters as hyperpod
-from infra.local.additions.serving import Call, broken, refuse
+from infra.local.additions.serving import Call, refuse, shape_errors
 
 TYPE = "AWS::SageMaker::Cluster"
 
 
 def create(call: Call, model: Mapping[str, Any]) -> str:
     _check_shape(model)
-    return hyperpod.create(call, model, model.get("Tags") or []).arn
+    return hyperpod.create_cluster(call, model, model.get("Tags") or []).arn
 
 
 def read(call: Call, identifier: str) -> dict[str, Any] | None:
-    """Return the model of one cluster, named by its ARN; None when there is none."""
-    found = hyperpod.find(call, identifier)
-    if found is None:
+    """Return the model of the cluster with this ARN, None when it does not exist."""
+    cluster = hyperpod.find_cluster(call, identifier)
+    if cluster is None:
         return None
-    model = deepcopy(found.spec)
+    model = deepcopy(cluster.spec)
     for group in model.get("InstanceGroups") or []:
-        group["CurrentCount"] = sum(node.group == group["InstanceGroupName"] for node in found.nodes)
-    created = found.created.isoformat()
+        group["CurrentCount"] = sum(node.group == group["InstanceGroupName"] for node in cluster.nodes)
+    created = cluster.created.isoformat()
     return model | {
-        "ClusterArn": found.arn,
-        "ClusterStatus": found.status,
+        "ClusterArn": cluster.arn,
+        "ClusterStatus": cluster.status,
         "CreationTime": created,
         "FailureMessage": "",
-        **({"Tags": found.tags} if found.tags else {}),
+        **({"Tags": cluster.tags} if cluster.tags else {}),
     }
 
 
 def update(call: Call, identifier: str, model: Mapping[str, Any]) -> None:
     _check_shape(model)
-    found = hyperpod.named(call, identifier)
-    hyperpod.change(call, found, {name: value for name, value in model.items() if name != "Tags"})
-    found.tags = list(model.get("Tags") or [])
+    cluster = hyperpod.get_cluster(call, identifier)
+    hyperpod.change_cluster(call, cluster, {name: value for name, value in model.items() if name != "Tags"})
+    cluster.tags = list(model.get("Tags") or [])
 
 
 def delete(call: Call, identifier: str) -> None:
-    hyperpod.delete(call, identifier)
+    hyperpod.delete_cluster(call, identifier)
 
 
 def identifiers(call: Call) -> list[str]:
-    return [found.arn for found in hyperpod.clusters(call).values()]
+    return [cluster.arn for cluster in hyperpod.clusters(call).values()]
 
 
-def settled(call: Call, identifier: str) -> bool:
-    """Whether nothing is under way any more."""
-    found = hyperpod.find(call, identifier)
-    return found is None or found.status == "InService"
+def is_settled(call: Call, identifier: str) -> bool:
+    """Whether the cluster has no transition in progress, or no longer exists."""
+    cluster = hyperpod.find_cluster(call, identifier)
+    return cluster is None or cluster.status == "InService"
 
 
 def _check_shape(model: Mapping[str, Any]) -> None:
-    found = list(broken(get_service_model("sagemaker").operation_model("CreateCluster").input_shape, model))
-    if found:
-        refuse("ValidationException", "; ".join(found))
+    errors = list(shape_errors(get_service_model("sagemaker").operation_model("CreateCluster").input_shape, model))
+    if errors:
+        refuse("ValidationException", "; ".join(errors))

@@ -1,4 +1,4 @@
-"""The schemas of CloudFormation's resource types, which cfn-lint ships, and what of a model breaks them."""
+"""The schemas of CloudFormation's resource types, which cfn-lint ships, and checks of models against them."""
 
 from __future__ import annotations
 
@@ -19,60 +19,60 @@ LEFT_OUT = (
 
 @cache
 def schema(type_name: str) -> dict[str, Any] | None:
-    """Return the schema of a resource type; None for one that does not exist."""
-    # A second of imports, spent by those who use Cloud Control only.
+    """Return the schema of a resource type, None when the type does not exist."""
+    # These imports take a second, so only users of Cloud Control pay for them.
     from cfnlint.schema import ResourceNotFoundError  # type: ignore[import-untyped]
     from cfnlint.schema.manager import ProviderSchemaManager  # type: ignore[import-untyped]
 
     try:
-        found: dict[str, Any] = ProviderSchemaManager().get_resource_schema("us-east-1", type_name).schema
+        content: dict[str, Any] = ProviderSchemaManager().get_resource_schema("us-east-1", type_name).schema
     except ResourceNotFoundError:
         return None
-    return found
+    return content
 
 
-def violations(type_name: str, model: Mapping[str, Any]) -> list[str]:
+def schema_violations(type_name: str, model: Mapping[str, Any]) -> list[str]:
     """Return the violations of the type's schema, in CloudFormation's words."""
     return [_message(error) for error in _validator(type_name).iter_errors(model)]
 
 
-def changed(type_name: str, kind: str, before: Any, after: Any) -> list[str]:
-    """Which of a type's `createOnlyProperties` or `readOnlyProperties` (`kind`) differ between two models."""
+def changed_properties(type_name: str, kind: str, before: Any, after: Any) -> list[str]:
+    """Return which of a type's `createOnlyProperties` or `readOnlyProperties` (`kind`) differ between two models."""
     paths: list[str] = (schema(type_name) or {}).get(kind, [])
-    return [path for path in paths if list(_at(before, path)) != list(_at(after, path))]
+    return [path for path in paths if list(_values_at(before, path)) != list(_values_at(after, path))]
 
 
-def without_read_only(type_name: str, model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a model less its read-only properties, those inside lists too."""
+def drop_read_only(type_name: str, model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a model without its read-only properties, also inside lists."""
     paths = [path.split("/")[2:] for path in (schema(type_name) or {}).get("readOnlyProperties", [])]
-    return _pruned(model, paths)  # type: ignore[no-any-return]
+    return _drop_paths(model, paths)  # type: ignore[no-any-return]
 
 
-def given_read_only(type_name: str, model: Mapping[str, Any]) -> list[str]:
-    return [path for path in (schema(type_name) or {}).get("readOnlyProperties", []) if list(_at(model, path))]
+def read_only_in(type_name: str, model: Mapping[str, Any]) -> list[str]:
+    return [path for path in (schema(type_name) or {}).get("readOnlyProperties", []) if list(_values_at(model, path))]
 
 
-def _pruned(value: Any, paths: list[list[str]]) -> Any:
+def _drop_paths(value: Any, paths: list[list[str]]) -> Any:
     if isinstance(value, list):
-        return [_pruned(item, [path[1:] for path in paths if path[0] == "*"]) for item in value]
+        return [_drop_paths(item, [path[1:] for path in paths if path[0] == "*"]) for item in value]
     if not isinstance(value, Mapping):
         return value
     return {
-        name: _pruned(item, [path[1:] for path in paths if path[0] == name and len(path) > 1])
+        name: _drop_paths(item, [path[1:] for path in paths if path[0] == name and len(path) > 1])
         for name, item in value.items()
         if [name] not in paths
     }
 
 
-def _at(model: Any, path: str) -> Iterator[Any]:
+def _values_at(model: Any, path: str) -> Iterator[Any]:
     """Yield the values at a schema path such as /properties/InstanceGroups/*/CurrentCount."""
-    found = [model]
+    values = [model]
     for part in path.split("/")[2:]:
         if part == "*":
-            found = [item for value in found if isinstance(value, list) for item in value]
+            values = [item for value in values if isinstance(value, list) for item in value]
         else:
-            found = [value[part] for value in found if isinstance(value, Mapping) and part in value]
-    yield from found
+            values = [value[part] for value in values if isinstance(value, Mapping) and part in value]
+    yield from values
 
 
 @cache
@@ -88,12 +88,12 @@ def _pattern(_validator: Any, pattern: str, value: Any, _schema: Any) -> Iterato
 def _message(error: ValidationError) -> str:
     where = "/".join(["#", *(str(part) for part in error.absolute_path)])
     if error.validator == "additionalProperties":
-        known = error.schema.get("properties", {})
-        extra = ", ".join(sorted(name for name in error.instance if name not in known))
-        return f"{where}: extraneous key [{extra}] is not permitted"
+        properties = error.schema.get("properties", {})
+        extra_keys = ", ".join(sorted(name for name in error.instance if name not in properties))
+        return f"{where}: extraneous key [{extra_keys}] is not permitted"
     if error.validator == "required":
-        missing = ", ".join(name for name in error.validator_value if name not in error.instance)
-        return f"{where}: required key [{missing}] not found"
+        missing_keys = ", ".join(name for name in error.validator_value if name not in error.instance)
+        return f"{where}: required key [{missing_keys}] not found"
     if error.validator == "enum":
         return f"{where}: {error.instance} is not a valid enum value"
     if error.validator == "oneOf":

@@ -1,9 +1,9 @@
 """The rules by which HyperPod accepts a cluster, beyond the shape of the request.
 
 Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateCluster.html and the shapes beside it, and
-https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html. The service finds some of these
-out later (a missing script or a role that cannot be assumed fails the cluster minutes after it was accepted); here every one
-is refused at once, as a ValidationException.
+https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html. The service detects some
+violations later: a missing script or a role that it cannot assume fails the cluster minutes after it was accepted. The
+embedded AWS refuses all of them at once with a ValidationException.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def check(call: Call, cluster: Spec) -> None:
     """Refuse a cluster that HyperPod would not make or keep; `cluster` has the members of CreateCluster's request."""
     groups: Sequence[Spec] = cluster.get("InstanceGroups") or []
     if cluster.get("RestrictedInstanceGroups"):
-        _bad("The embedded AWS makes no restricted instance groups.")
+        _reject("The embedded AWS makes no restricted instance groups.")
     if not groups and cluster.get("NodeProvisioningMode") != "Continuous":
-        _bad("At least one instance group must be provided.")
+        _reject("At least one instance group must be provided.")
     names = [group["InstanceGroupName"] for group in groups]
     for name in names:
         if names.count(name) > 1:
-            _bad(f"Instance group name {name} is not unique within the cluster.")
+            _reject(f"Instance group name {name} is not unique within the cluster.")
     _check_orchestrator(call, cluster, groups)
     for config in _networks(cluster, groups):
-        lookups.vpc_of(call, config["Subnets"], config["SecurityGroupIds"], _bad)
+        lookups.find_vpc(call, config["Subnets"], config["SecurityGroupIds"], _reject)
     for group in groups:
         _check_group(call, cluster, group)
 
@@ -46,25 +46,25 @@ def _networks(cluster: Spec, groups: Sequence[Spec]) -> Iterator[Mapping[str, An
 def _check_orchestrator(call: Call, cluster: Spec, groups: Sequence[Spec]) -> None:
     orchestrator = cluster.get("Orchestrator")
     if orchestrator is not None and len(orchestrator) != 1:
-        _bad("Orchestrator must have exactly one of Eks and Slurm.")
+        _reject("Orchestrator must have exactly one of Eks and Slurm.")
     eks, slurm = (orchestrator or {}).get("Eks"), (orchestrator or {}).get("Slurm")
     if eks is not None:
         _check_eks(call, cluster, eks["ClusterArn"])
     continuous = cluster.get("NodeProvisioningMode") == "Continuous"
     if _accounting(cluster) and not continuous:
-        _bad("AccountingDatabase is supported with NodeProvisioningMode Continuous only.")
+        _reject("AccountingDatabase is supported with NodeProvisioningMode Continuous only.")
     for group in groups:
         name = group["InstanceGroupName"]
         if group.get("SlurmConfig") and slurm is None:
-            _bad(f"Instance group {name} has a SlurmConfig, but the orchestrator of the cluster is not Slurm.")
+            _reject(f"Instance group {name} has a SlurmConfig, but the orchestrator of the cluster is not Slurm.")
         if group.get("KubernetesConfig") and eks is None:
-            _bad(f"Instance group {name} has a KubernetesConfig, but the orchestrator of the cluster is not EKS.")
+            _reject(f"Instance group {name} has a KubernetesConfig, but the orchestrator of the cluster is not EKS.")
         if slurm is not None and not group.get("SlurmConfig"):
-            _bad(f"Instance group {name} needs a SlurmConfig in a cluster whose orchestrator is Slurm.")
+            _reject(f"Instance group {name} needs a SlurmConfig in a cluster whose orchestrator is Slurm.")
     if slurm is not None:
         _check_slurm(groups)
     if cluster.get("TieredStorageConfig") and eks is None:
-        _bad("TieredStorageConfig is supported in clusters whose orchestrator is EKS only.")
+        _reject("TieredStorageConfig is supported in clusters whose orchestrator is EKS only.")
     if (cluster.get("AutoScaling") or {}).get("Mode") == "Enable":
         _check_scaling(call, cluster, eks is not None)
 
@@ -72,59 +72,66 @@ def _check_orchestrator(call: Call, cluster: Spec, groups: Sequence[Spec]) -> No
 def _check_scaling(call: Call, cluster: Spec, on_eks: bool) -> None:
     """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling.html"""
     if not on_eks:
-        _bad("AutoScaling is supported in clusters whose orchestrator is EKS only.")
+        _reject("AutoScaling is supported in clusters whose orchestrator is EKS only.")
     if cluster.get("NodeProvisioningMode") != "Continuous":
-        _bad("AutoScaling is supported with NodeProvisioningMode Continuous only.")
+        _reject("AutoScaling is supported with NodeProvisioningMode Continuous only.")
     if cluster.get("NodeRecovery", "Automatic") != "Automatic":
-        _bad("AutoScaling is supported with NodeRecovery Automatic only.")
+        _reject("AutoScaling is supported with NodeRecovery Automatic only.")
     role = cluster.get("ClusterRole")
     if not role:
-        _bad("ClusterRole is required when AutoScaling is enabled.")
+        _reject("ClusterRole is required when AutoScaling is enabled.")
     if not lookups.role_trusts(call, role, "hyperpod.sagemaker.amazonaws.com"):
-        _bad(f"Could not assume role {role}: it must exist and trust hyperpod.sagemaker.amazonaws.com.")
+        _reject(f"Could not assume role {role}: it must exist and trust hyperpod.sagemaker.amazonaws.com.")
 
 
 def _check_eks(call: Call, cluster: Spec, arn: str) -> None:
-    found = next((one for one in eks_backends[call.account][call.region].clusters.values() if one.arn == arn), None)
-    if found is None:
-        _bad(f"The EKS cluster {arn} does not exist.")
-    if found.status != "ACTIVE":
-        _bad(f"The EKS cluster {arn} is {found.status}; it must be ACTIVE.")
-    mode = (getattr(found, "access_config", None) or {}).get("authenticationMode", "CONFIG_MAP")
+    eks_cluster = next(
+        (candidate for candidate in eks_backends[call.account][call.region].clusters.values() if candidate.arn == arn),
+        None,
+    )
+    if eks_cluster is None:
+        _reject(f"The EKS cluster {arn} does not exist.")
+    if eks_cluster.status != "ACTIVE":
+        _reject(f"The EKS cluster {arn} is {eks_cluster.status}; it must be ACTIVE.")
+    mode = (getattr(eks_cluster, "access_config", None) or {}).get("authenticationMode", "CONFIG_MAP")
     if mode not in ("API", "API_AND_CONFIG_MAP"):
-        _bad(f"The authentication mode of the EKS cluster is {mode}; HyperPod needs API or API_AND_CONFIG_MAP.")
+        _reject(f"The authentication mode of the EKS cluster is {mode}; HyperPod needs API or API_AND_CONFIG_MAP.")
     if not cluster.get("VpcConfig"):
-        _bad("VpcConfig is required for clusters whose orchestrator is EKS.")
+        _reject("VpcConfig is required for clusters whose orchestrator is EKS.")
 
 
 def _check_slurm(groups: Sequence[Spec]) -> None:
     controllers = [group for group in groups if group["SlurmConfig"]["NodeType"] == "Controller"]
     if len(controllers) != 1 or controllers[0]["InstanceCount"] != 1:
-        _bad("A Slurm cluster needs exactly one instance group of node type Controller, with one instance.")
+        _reject("A Slurm cluster needs exactly one instance group of node type Controller, with one instance.")
     for group in groups:
         slurm = group["SlurmConfig"]
         if slurm.get("PartitionNames") and slurm["NodeType"] != "Compute":
-            _bad(f"PartitionNames of instance group {group['InstanceGroupName']} are for node type Compute only.")
+            _reject(f"PartitionNames of instance group {group['InstanceGroupName']} are for node type Compute only.")
 
 
 def _check_group(call: Call, cluster: Spec, group: Spec) -> None:
     name = group["InstanceGroupName"]
     if not group.get("InstanceType") or group.get("InstanceRequirements"):
-        _bad(f"Instance group {name} must have exactly one of InstanceType and InstanceRequirements; here the first.")
-    least = group.get("MinInstanceCount")
-    if least is not None and least > group["InstanceCount"]:
-        _bad(
-            f"MinInstanceCount {least} of instance group {name} is more than its InstanceCount {group['InstanceCount']}."
+        _reject(
+            f"Instance group {name} must have exactly one of InstanceType and InstanceRequirements; here the first."
+        )
+    minimum = group.get("MinInstanceCount")
+    if minimum is not None and minimum > group["InstanceCount"]:
+        _reject(
+            f"MinInstanceCount {minimum} of instance group {name} is more than its InstanceCount {group['InstanceCount']}."
         )
     if group.get("CapacityRequirements", {}).get("Spot") is not None:
         if group.get("TrainingPlanArn"):
-            _bad(f"Instance group {name} cannot have a training plan and Spot capacity.")
+            _reject(f"Instance group {name} cannot have a training plan and Spot capacity.")
         if cluster.get("NodeProvisioningMode") != "Continuous" or "Eks" not in (cluster.get("Orchestrator") or {}):
-            _bad(f"Spot capacity of instance group {name} needs orchestrator EKS and NodeProvisioningMode Continuous.")
+            _reject(
+                f"Spot capacity of instance group {name} needs orchestrator EKS and NodeProvisioningMode Continuous."
+            )
     if group.get("TrainingPlanArn") and group["TrainingPlanArn"].split(":")[3] != call.region:
-        _bad(f"The training plan of instance group {name} is not in {call.region}.")
+        _reject(f"The training plan of instance group {name} is not in {call.region}.")
     if not lookups.role_trusts(call, group["ExecutionRole"], "sagemaker.amazonaws.com"):
-        _bad(
+        _reject(
             f"Could not assume role {group['ExecutionRole']}. Please ensure that the role exists and allows principal "
             "'sagemaker.amazonaws.com' to assume the role."
         )
@@ -140,38 +147,42 @@ def _check_scripts(call: Call, name: str, config: Spec | None) -> None:
     uri = config.get("SourceS3Uri", "")
     scripts = [config[entry] for entry in ("OnCreate", "OnInitComplete") if config.get(entry)]
     if len(scripts) != 1:
-        _bad(f"LifeCycleConfig of instance group {name} must have exactly one of OnCreate and OnInitComplete.")
+        _reject(f"LifeCycleConfig of instance group {name} must have exactly one of OnCreate and OnInitComplete.")
     if not uri.startswith("s3://sagemaker-"):
-        _bad(f"Validation Error: SourceS3Uri '{uri}' does not start with 's3://sagemaker-'.")
+        _reject(f"Validation Error: SourceS3Uri '{uri}' does not start with 's3://sagemaker-'.")
     bucket, _, folder = uri.removeprefix("s3://").partition("/")
     key = f"{folder.rstrip('/')}/{scripts[0]}".lstrip("/")
     if not lookups.object_exists(call, bucket, key):
-        _bad(f"Lifecycle scripts did not run successfully: s3://{bucket}/{key} does not exist.")
+        _reject(f"Lifecycle scripts did not run successfully: s3://{bucket}/{key} does not exist.")
 
 
 def _check_storage(name: str, configs: Sequence[Spec], *, in_vpc: bool) -> None:
     roots = 0
     for config in configs:
         if len(config) != 1:
-            _bad(f"Each of InstanceStorageConfigs of instance group {name} must have exactly one kind of storage.")
+            _reject(f"Each of InstanceStorageConfigs of instance group {name} must have exactly one kind of storage.")
         if "EbsVolumeConfig" not in config and not in_vpc:
-            _bad(f"File systems of instance group {name} need a VpcConfig.")
+            _reject(f"File systems of instance group {name} need a VpcConfig.")
         ebs = config.get("EbsVolumeConfig", {"VolumeSizeInGB": 1})
         if ebs.get("RootVolume"):
             roots += 1
             if ebs.get("VolumeSizeInGB") is not None or not ebs.get("VolumeKmsKeyId"):
-                _bad(f"The root volume of instance group {name} takes a VolumeKmsKeyId and no VolumeSizeInGB.")
+                _reject(f"The root volume of instance group {name} takes a VolumeKmsKeyId and no VolumeSizeInGB.")
         elif ebs.get("VolumeSizeInGB") is None:
-            _bad(f"VolumeSizeInGB is required for the secondary volume of instance group {name}.")
+            _reject(f"VolumeSizeInGB is required for the secondary volume of instance group {name}.")
     volumes = sum("EbsVolumeConfig" in config for config in configs)
     if roots > 1 or volumes - roots > 1:
-        _bad(f"Instance group {name} takes one root and one secondary EbsVolumeConfig.")
+        _reject(f"Instance group {name} takes one root and one secondary EbsVolumeConfig.")
 
 
 def _volume_keys(group: Spec) -> dict[bool, str]:
-    """Return the KMS keys of a group's volumes, by whether it is the root one."""
-    volumes = [one["EbsVolumeConfig"] for one in group.get("InstanceStorageConfigs") or [] if "EbsVolumeConfig" in one]
-    return {bool(one.get("RootVolume")): one["VolumeKmsKeyId"] for one in volumes if one.get("VolumeKmsKeyId")}
+    """Return the KMS keys of a group's volumes; the key is True for the root volume."""
+    volumes = [
+        volume["EbsVolumeConfig"] for volume in group.get("InstanceStorageConfigs") or [] if "EbsVolumeConfig" in volume
+    ]
+    return {
+        bool(volume.get("RootVolume")): volume["VolumeKmsKeyId"] for volume in volumes if volume.get("VolumeKmsKeyId")
+    }
 
 
 def _check_keys(call: Call, cluster: Spec, group: Spec) -> None:
@@ -179,9 +190,9 @@ def _check_keys(call: Call, cluster: Spec, group: Spec) -> None:
     name = group["InstanceGroupName"]
     for key in _volume_keys(group).values():
         if cluster.get("NodeProvisioningMode") != "Continuous":
-            _bad(f"Customer managed keys of instance group {name} need NodeProvisioningMode Continuous.")
-        if not lookups.key_usable(call, key):
-            _bad(f"The KMS key {key} of instance group {name} does not exist or is not enabled.")
+            _reject(f"Customer managed keys of instance group {name} need NodeProvisioningMode Continuous.")
+        if not lookups.is_key_usable(call, key):
+            _reject(f"The KMS key {key} of instance group {name} does not exist or is not enabled.")
 
 
 def _check_patching(cluster: Spec, name: str, config: Spec | None) -> None:
@@ -191,24 +202,24 @@ def _check_patching(cluster: Spec, name: str, config: Spec | None) -> None:
     drains = config["PatchingStrategy"] == "DrainFirst"
     batch = config.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}).get("MaximumBatchSize")
     if drains and (not batch or "Eks" not in (cluster.get("Orchestrator") or {})):
-        _bad(f"DrainFirst of instance group {name} needs orchestrator EKS and a MaximumBatchSize.")
+        _reject(f"DrainFirst of instance group {name} needs orchestrator EKS and a MaximumBatchSize.")
     if config.get("DrainPolicy") and not drains:
-        _bad(f"DrainPolicy of instance group {name} is for DrainFirst only.")
+        _reject(f"DrainPolicy of instance group {name} is for DrainFirst only.")
     if config.get("IdleWaitWindowInSeconds") is not None and drains:
-        _bad(f"IdleWaitWindowInSeconds of instance group {name} is not for DrainFirst.")
+        _reject(f"IdleWaitWindowInSeconds of instance group {name} is not for DrainFirst.")
 
 
-def check_change(before: Spec, after: Spec) -> None:
-    """Refuse to change in place what makes a group or a cluster what it is."""
-    if _accounting(before) and not _accounting(after):
-        _bad("A cluster with an external accounting database cannot go back to the one on its controller.")
-    groups = {group["InstanceGroupName"]: group for group in after.get("InstanceGroups") or []}
-    for group in before.get("InstanceGroups") or []:
-        now = groups.get(group["InstanceGroupName"])
-        if now and group.get("InstanceType") != now.get("InstanceType"):
-            _bad(f"The InstanceType of instance group {group['InstanceGroupName']} cannot be changed.")
-        if now and _volume_keys(group) != _volume_keys(now):
-            _bad(f"The KMS keys of instance group {group['InstanceGroupName']} cannot be changed.")
+def check_change(current: Spec, desired: Spec) -> None:
+    """Refuse changes that HyperPod does not make in place."""
+    if _accounting(current) and not _accounting(desired):
+        _reject("A cluster with an external accounting database cannot go back to the one on its controller.")
+    groups = {group["InstanceGroupName"]: group for group in desired.get("InstanceGroups") or []}
+    for group in current.get("InstanceGroups") or []:
+        updated = groups.get(group["InstanceGroupName"])
+        if updated and group.get("InstanceType") != updated.get("InstanceType"):
+            _reject(f"The InstanceType of instance group {group['InstanceGroupName']} cannot be changed.")
+        if updated and _volume_keys(group) != _volume_keys(updated):
+            _reject(f"The KMS keys of instance group {group['InstanceGroupName']} cannot be changed.")
 
 
 def _accounting(cluster: Spec) -> Any:
@@ -216,5 +227,5 @@ def _accounting(cluster: Spec) -> Any:
     return ((cluster.get("Orchestrator") or {}).get("Slurm") or {}).get("AccountingDatabase")
 
 
-def _bad(message: str, **details: str) -> NoReturn:
+def _reject(message: str, **details: str) -> NoReturn:
     refuse("ValidationException", message, **details)
