@@ -1,4 +1,4 @@
-"""Cloud Control of the embedded AWS: models held against CloudFormation's schema, patches, and what cannot be changed."""
+"""Cloud Control of the embedded AWS: validation against CloudFormation's schema, patches, and fixed properties."""
 
 from __future__ import annotations
 
@@ -34,50 +34,50 @@ def state(aws: LocalAws, network: Network) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def cluster(control: Any, state: dict[str, Any]) -> str:
     """The identifier of the cluster `model`."""
-    event = created(control, state)
+    event = create_cluster(control, state)
     assert event["OperationStatus"] == "SUCCESS", event
     return str(event["Identifier"])
 
 
-def finished(control: Any, answer: dict[str, Any]) -> dict[str, Any]:
-    assert answer["ProgressEvent"]["OperationStatus"] == "IN_PROGRESS"
-    token = answer["ProgressEvent"]["RequestToken"]
-    found: dict[str, Any] = wait_for(
+def wait_for_event(control: Any, response: dict[str, Any]) -> dict[str, Any]:
+    assert response["ProgressEvent"]["OperationStatus"] == "IN_PROGRESS"
+    token = response["ProgressEvent"]["RequestToken"]
+    event: dict[str, Any] = wait_for(
         lambda: control.get_resource_request_status(RequestToken=token)["ProgressEvent"],
-        lambda seen: seen["OperationStatus"] != "IN_PROGRESS",
+        lambda event: event["OperationStatus"] != "IN_PROGRESS",
     )
-    return found
+    return event
 
 
-def created(control: Any, state: dict[str, Any]) -> dict[str, Any]:
-    return finished(control, control.create_resource(TypeName=TYPE, DesiredState=json.dumps(state)))
+def create_cluster(control: Any, state: dict[str, Any]) -> dict[str, Any]:
+    return wait_for_event(control, control.create_resource(TypeName=TYPE, DesiredState=json.dumps(state)))
 
 
 def properties(control: Any, identifier: str) -> dict[str, Any]:
-    found = control.get_resource(TypeName=TYPE, Identifier=identifier)["ResourceDescription"]
-    return dict(json.loads(found["Properties"]))
+    description = control.get_resource(TypeName=TYPE, Identifier=identifier)["ResourceDescription"]
+    return dict(json.loads(description["Properties"]))
 
 
-def test_a_created_cluster_is_there_with_its_model_and_the_read_only_properties_until_it_is_deleted(
-    control: Any, state: dict[str, Any]
-) -> None:
-    mine = {**state, "ClusterName": "progress"}
-    event = created(control, mine)
+def test_cluster_has_its_model_until_it_is_deleted(control: Any, state: dict[str, Any]) -> None:
+    desired = {**state, "ClusterName": "progress"}
+    event = create_cluster(control, desired)
     assert event["OperationStatus"] == "SUCCESS"
-    found = properties(control, event["Identifier"])
-    assert found["ClusterArn"] == event["Identifier"]
-    assert [group.pop("CurrentCount") for group in found["InstanceGroups"]] == [1, 4]
-    assert {name: found[name] for name in mine} == mine
-    listed = [one["Identifier"] for one in control.list_resources(TypeName=TYPE)["ResourceDescriptions"]]
-    assert event["Identifier"] in listed
-    gone = finished(control, control.delete_resource(TypeName=TYPE, Identifier=event["Identifier"]))
-    assert gone["OperationStatus"] == "SUCCESS"
+    model = properties(control, event["Identifier"])
+    assert model["ClusterArn"] == event["Identifier"]
+    assert [group.pop("CurrentCount") for group in model["InstanceGroups"]] == [1, 4]
+    assert {name: model[name] for name in desired} == desired
+    identifiers = [
+        description["Identifier"] for description in control.list_resources(TypeName=TYPE)["ResourceDescriptions"]
+    ]
+    assert event["Identifier"] in identifiers
+    deletion = wait_for_event(control, control.delete_resource(TypeName=TYPE, Identifier=event["Identifier"]))
+    assert deletion["OperationStatus"] == "SUCCESS"
     missing = refusal(control.get_resource, TypeName=TYPE, Identifier=event["Identifier"])
     assert missing[0] == "ResourceNotFoundException"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_part"),
     [
         ({"NodeRecovry": "Automatic"}, "#: extraneous key [NodeRecovry] is not permitted"),
         ({"NodeRecovery": "Sometimes"}, "#/NodeRecovery: Sometimes is not a valid enum value"),
@@ -87,25 +87,25 @@ def test_a_created_cluster_is_there_with_its_model_and_the_read_only_properties_
         ({"ClusterArn": ARN}, "readOnlyProperties"),
     ],
 )
-def test_a_model_that_breaks_the_schema_is_refused_at_once(
-    control: Any, state: dict[str, Any], changes: dict[str, Any], said: str
+def test_model_that_violates_schema_is_refused(
+    control: Any, state: dict[str, Any], changes: dict[str, Any], message_part: str
 ) -> None:
     code, message = refusal(control.create_resource, TypeName=TYPE, DesiredState=json.dumps({**state, **changes}))
-    assert (code, said in message) == ("ValidationException", True), message
+    assert (code, message_part in message) == ("ValidationException", True), message
 
 
-def test_what_the_service_refuses_fails_the_request(control: Any, state: dict[str, Any], cluster: str) -> None:
-    again = created(control, state)
-    assert (again["OperationStatus"], again["ErrorCode"]) == ("FAILED", "AlreadyExists")
-    wrong = created(
+def test_service_refusal_fails_the_request(control: Any, state: dict[str, Any], cluster: str) -> None:
+    duplicate = create_cluster(control, state)
+    assert (duplicate["OperationStatus"], duplicate["ErrorCode"]) == ("FAILED", "AlreadyExists")
+    invalid = create_cluster(
         control, {**state, "ClusterName": "a", "VpcConfig": {**state["VpcConfig"], "Subnets": ["subnet-1"]}}
     )
-    assert (wrong["OperationStatus"], wrong["ErrorCode"]) == ("FAILED", "InvalidRequest")
-    assert "subnet-1" in wrong["StatusMessage"]
+    assert (invalid["OperationStatus"], invalid["ErrorCode"]) == ("FAILED", "InvalidRequest")
+    assert "subnet-1" in invalid["StatusMessage"]
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "code", "said"),
+    ("path", "value", "code", "message_part"),
     [
         ("/ClusterName", "other", "NotUpdatableException", "[/properties/ClusterName]"),
         ("/VpcConfig/Subnets/0", "subnet-2", "NotUpdatableException", "VpcConfig"),
@@ -115,25 +115,25 @@ def test_what_the_service_refuses_fails_the_request(control: Any, state: dict[st
         ("/Nothing/0", "None", "ValidationException", "Invalid patch update"),
     ],
 )
-def test_a_patch_keeps_off_what_cannot_change(
-    control: Any, cluster: str, path: str, value: Any, code: str, said: str
+def test_patch_of_fixed_property_is_refused(
+    control: Any, cluster: str, path: str, value: Any, code: str, message_part: str
 ) -> None:
     document = json.dumps([{"op": "add" if path == "/NodeRecovry" else "replace", "path": path, "value": value}])
-    found, message = refusal(control.update_resource, TypeName=TYPE, Identifier=cluster, PatchDocument=document)
-    assert (found, said in message) == (code, True), message
+    refused_code, message = refusal(control.update_resource, TypeName=TYPE, Identifier=cluster, PatchDocument=document)
+    assert (refused_code, message_part in message) == (code, True), message
 
 
-def test_the_same_token_acts_once_and_another_request_under_it_is_refused(control: Any, state: dict[str, Any]) -> None:
+def test_client_token_reuse_acts_once(control: Any, state: dict[str, Any]) -> None:
     request = {"TypeName": TYPE, "DesiredState": json.dumps({**state, "ClusterName": "once"}), "ClientToken": "token-1"}
     first = control.create_resource(**request)["ProgressEvent"]["RequestToken"]
     assert control.create_resource(**request)["ProgressEvent"]["RequestToken"] == first
-    other = {**request, "DesiredState": json.dumps({**state, "ClusterName": "twice"})}
-    assert refusal(control.create_resource, **other)[0] == "ClientTokenConflictException"
+    changed = {**request, "DesiredState": json.dumps({**state, "ClusterName": "twice"})}
+    assert refusal(control.create_resource, **changed)[0] == "ClientTokenConflictException"
 
 
 @pytest.mark.parametrize(
     ("kind", "code"),
     [("AWS::SageMaker::Clutser", "TypeNotFoundException"), ("AWS::S3::Bucket", "UnsupportedActionException")],
 )
-def test_other_types_are_refused(control: Any, kind: str, code: str) -> None:
+def test_other_resource_types_are_refused(control: Any, kind: str, code: str) -> None:
     assert refusal(control.get_resource, TypeName=kind, Identifier="x")[0] == code

@@ -1,4 +1,4 @@
-"""EC2 and Auto Scaling of the embedded AWS accept what AWS accepts, refuse what it refuses, and lose nothing of a launch."""
+"""EC2 and Auto Scaling of the embedded AWS validate like AWS and store every field of a launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.infra.specs import AWS, spec_of
 pytestmark = pytest.mark.slow
 
 IMAGE = "ami-0123456789abcdef0"
-NOWHERE = "sg-0123456789abcdef0"
+MISSING_GROUP = "sg-0123456789abcdef0"
 ENCODED = base64.b64encode(b"x" * 16_385).decode()
 
 
@@ -33,39 +33,40 @@ def interface(card: int, device: int, kind: str = "interface", **more: Any) -> d
 
 
 def launch(network: Network, name: str = "p5.48xlarge", **more: Any) -> dict[str, Any]:
-    """A RunInstances request that EC2 takes."""
-    facts = instance(name)
-    assert facts is not None
-    found = [interface(nic.card, nic.device, nic.kind, Groups=[network.group]) for nic in nics(facts)]
-    found[0]["SubnetId"] = network.subnet
+    """A valid RunInstances request."""
+    instance_type = instance(name)
+    assert instance_type is not None
+    interfaces = [interface(nic.card, nic.device, nic.kind, Groups=[network.group]) for nic in nics(instance_type)]
+    interfaces[0]["SubnetId"] = network.subnet
     request = {"ImageId": IMAGE, "InstanceType": name, "MinCount": 1, "MaxCount": 1}
-    return {**request, "NetworkInterfaces": found, **more}
+    return {**request, "NetworkInterfaces": interfaces, **more}
 
 
-def warned(ec2: Any, data: dict[str, Any], name: str = "") -> list[str]:
-    """Codes of what EC2 warns of when a template is made with this."""
-    made = ec2.create_launch_template(
+def warning_codes(ec2: Any, data: dict[str, Any], name: str = "") -> list[str]:
+    """Create a launch template with `data`; return the codes of EC2's warnings."""
+    template = ec2.create_launch_template(
         LaunchTemplateName=name or f"t-{datetime.now(UTC).timestamp()}", LaunchTemplateData=data
     )
-    return [error["Code"] for error in made.get("Warning", {}).get("Errors", [])]
+    return [error["Code"] for error in template.get("Warning", {}).get("Errors", [])]
 
 
-def test_an_instance_has_each_interface_of_its_launch_on_its_card_and_efa_only_takes_no_address(
+def test_efa_only_interfaces_take_no_address(
     network: Network,
 ) -> None:
     def free() -> int:
-        shown = network.ec2.describe_subnets(SubnetIds=[network.subnet])["Subnets"][0]
-        return int(shown["AvailableIpAddressCount"])
+        subnet = network.ec2.describe_subnets(SubnetIds=[network.subnet])["Subnets"][0]
+        return int(subnet["AvailableIpAddressCount"])
 
     before = free()
-    made = network.ec2.run_instances(**launch(network))["Instances"][0]["InstanceId"]
-    shown = network.ec2.describe_instances(InstanceIds=[made])["Reservations"][0]["Instances"][0]["NetworkInterfaces"]
-    slots = {(one["Attachment"]["NetworkCardIndex"], one["Attachment"]["DeviceIndex"]) for one in shown}
-    assert len(shown) == len(slots) == 33
-    assert sum(one["InterfaceType"] == "efa-only" and "PrivateIpAddress" not in one for one in shown) == 32
-    assert all(one["Groups"] == [{"GroupId": network.group, "GroupName": "cluster"}] for one in shown)
+    instance_id = network.ec2.run_instances(**launch(network))["Instances"][0]["InstanceId"]
+    (reservation,) = network.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
+    interfaces = reservation["Instances"][0]["NetworkInterfaces"]
+    slots = {(nic["Attachment"]["NetworkCardIndex"], nic["Attachment"]["DeviceIndex"]) for nic in interfaces}
+    assert len(interfaces) == len(slots) == 33
+    assert sum(nic["InterfaceType"] == "efa-only" and "PrivateIpAddress" not in nic for nic in interfaces) == 32
+    assert all(nic["Groups"] == [{"GroupId": network.group, "GroupName": "cluster"}] for nic in interfaces)
     assert free() == before - 1
-    network.ec2.terminate_instances(InstanceIds=[made])
+    network.ec2.terminate_instances(InstanceIds=[instance_id])
     assert free() == before
 
 
@@ -91,14 +92,14 @@ def test_an_instance_has_each_interface_of_its_launch_on_its_card_and_efa_only_t
         "public address with two", "unknown interface type",
     ],
 )  # fmt: skip
-def test_interfaces_that_the_type_does_not_take_are_refused_at_launch_and_warned_of_in_a_template(
+def test_interfaces_beyond_the_instance_type_are_refused(
     network: Network, name: str, spoiled: list[dict[str, Any]], code: str
 ) -> None:
-    spoiled = [{**one, "Groups": [network.group]} for one in spoiled]
+    spoiled = [{**spec, "Groups": [network.group]} for spec in spoiled]
     spoiled[0]["SubnetId"] = network.subnet
     request = {**launch(network), "InstanceType": name, "NetworkInterfaces": spoiled}
     assert refusal(network.ec2.run_instances, **request)[0] == code
-    assert code in warned(network.ec2, {"InstanceType": name, "NetworkInterfaces": spoiled})
+    assert code in warning_codes(network.ec2, {"InstanceType": name, "NetworkInterfaces": spoiled})
 
 
 @pytest.mark.parametrize(
@@ -113,42 +114,44 @@ def test_interfaces_that_the_type_does_not_take_are_refused_at_launch_and_warned
         ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidParameterCombination"),
     ],
 )
-def test_a_template_that_names_what_is_not_there_is_warned_of(network: Network, change: Any, code: str) -> None:
+def test_template_with_missing_references_is_warned_of(network: Network, change: Any, code: str) -> None:
     request = launch(network)
     data = {key: request[key] for key in ("ImageId", "InstanceType", "NetworkInterfaces")}
     del data["NetworkInterfaces"][0]["SubnetId"]
-    assert warned(network.ec2, data) == []
-    assert code in warned(network.ec2, {**data, **change})
+    assert warning_codes(network.ec2, data) == []
+    assert code in warning_codes(network.ec2, {**data, **change})
 
 
-def test_a_launch_into_what_is_not_there_is_refused(aws: LocalAws, network: Network) -> None:
-    for place, code in (
+def test_launch_into_missing_network_is_refused(aws: LocalAws, network: Network) -> None:
+    for members, code in (
         ({"Groups": [Network(aws).group]}, "InvalidParameter"),
-        ({"Groups": [NOWHERE]}, "InvalidGroup.NotFound"),
+        ({"Groups": [MISSING_GROUP]}, "InvalidGroup.NotFound"),
         ({"SubnetId": "subnet-0123456789abcdef0"}, "InvalidSubnetID.NotFound"),
     ):
         request = launch(network)
-        request["NetworkInterfaces"][0] |= place
+        request["NetworkInterfaces"][0] |= members
         assert refusal(network.ec2.run_instances, **request)[0] == code
     unknown = {**launch(network), "InstanceType": "p9.48xlarge"}
     assert refusal(network.ec2.run_instances, **unknown)[0] == "InvalidParameterValue"
 
 
-def test_a_subnet_without_room_for_all_addresses_takes_none_of_the_instances(network: Network) -> None:
-    small = network.ec2.create_subnet(VpcId=network.vpc, CidrBlock="10.0.64.0/28", AvailabilityZoneId="usw2-az2")
+def test_launch_into_full_subnet_is_refused(network: Network) -> None:
+    small_subnet = network.ec2.create_subnet(VpcId=network.vpc, CidrBlock="10.0.64.0/28", AvailabilityZoneId="usw2-az2")
     request = launch(network, "m5.large", MinCount=12, MaxCount=12)
-    request["NetworkInterfaces"] = [interface(0, 0, Groups=[network.group], SubnetId=small["Subnet"]["SubnetId"])]
+    request["NetworkInterfaces"] = [
+        interface(0, 0, Groups=[network.group], SubnetId=small_subnet["Subnet"]["SubnetId"])
+    ]
     assert refusal(network.ec2.run_instances, **request)[0] == "InsufficientFreeAddressesInSubnet"
-    made = network.ec2.run_instances(**{**request, "MinCount": 11, "MaxCount": 11})["Instances"]
-    network.ec2.terminate_instances(InstanceIds=[one["InstanceId"] for one in made])
+    instances = network.ec2.run_instances(**{**request, "MinCount": 11, "MaxCount": 11})["Instances"]
+    network.ec2.terminate_instances(InstanceIds=[launched["InstanceId"] for launched in instances])
 
 
 @pytest.mark.parametrize(
     ("text", "code"), [("#!/bin/sh", "InvalidUserData.Malformed"), (ENCODED, "InvalidParameterValue")]
 )
-def test_user_data_that_is_not_encoded_or_too_long_is_refused(ec2: Any, text: str, code: str) -> None:
-    spoiled = {"LaunchTemplateName": "s", "LaunchTemplateData": {"UserData": text}}
-    assert refusal(ec2.create_launch_template, **spoiled)[0] == code
+def test_malformed_or_long_user_data_is_refused(ec2: Any, text: str, code: str) -> None:
+    request = {"LaunchTemplateName": "s", "LaunchTemplateData": {"UserData": text}}
+    assert refusal(ec2.create_launch_template, **request)[0] == code
 
 
 def market(kind: str | None, reservation: str) -> dict[str, Any]:
@@ -157,47 +160,51 @@ def market(kind: str | None, reservation: str) -> dict[str, Any]:
     return {**options, "CapacityReservationSpecification": target}
 
 
-def test_placement_groups_live_until_nothing_is_in_them_and_take_only_types_that_may(network: Network) -> None:
-    ec2, near = network.ec2, {"Placement": {"GroupName": "near"}}
+def test_used_placement_group_cannot_be_deleted(network: Network) -> None:
+    ec2, placement = network.ec2, {"Placement": {"GroupName": "near"}}
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
     assert refusal(ec2.create_placement_group, GroupName="near")[0] == "InvalidPlacementGroup.Duplicate"
-    assert len(warned(ec2, {"InstanceType": "t3.large", **near})) == 1
-    block = {"InstanceType": "p5.48xlarge", **near, **market("capacity-block", "cr-0123456789abcdef0")}
-    assert warned(ec2, block) == ["InvalidParameterCombination"]
-    assert warned(ec2, {"InstanceType": "g6e.8xlarge", "ImageId": IMAGE, **near}, "in") == []
-    inside = {"SubnetId": network.subnet, "LaunchTemplate": {"LaunchTemplateName": "in"}}
-    running = ec2.run_instances(MinCount=1, MaxCount=1, **inside)["Instances"][0]["InstanceId"]
+    assert len(warning_codes(ec2, {"InstanceType": "t3.large", **placement})) == 1
+    block = {"InstanceType": "p5.48xlarge", **placement, **market("capacity-block", "cr-0123456789abcdef0")}
+    assert warning_codes(ec2, block) == ["InvalidParameterCombination"]
+    assert warning_codes(ec2, {"InstanceType": "g6e.8xlarge", "ImageId": IMAGE, **placement}, "in") == []
+    launch_request = {"SubnetId": network.subnet, "LaunchTemplate": {"LaunchTemplateName": "in"}}
+    instance_id = ec2.run_instances(MinCount=1, MaxCount=1, **launch_request)["Instances"][0]["InstanceId"]
     assert refusal(ec2.delete_placement_group, GroupName="near")[0] == "InvalidPlacementGroup.InUse"
-    ec2.terminate_instances(InstanceIds=[running])
+    ec2.terminate_instances(InstanceIds=[instance_id])
     ec2.delete_placement_group(GroupName="near")
     assert refusal(ec2.describe_placement_groups, GroupNames=["near"])[0] == "InvalidPlacementGroup.Unknown"
 
 
-ASKED = {"InstanceType": "p5.48xlarge", "InstancePlatform": "Linux/UNIX", "AvailabilityZoneId": "usw2-az2"}
+RESERVATION = {"InstanceType": "p5.48xlarge", "InstancePlatform": "Linux/UNIX", "AvailabilityZoneId": "usw2-az2"}
 
 
-def test_a_targeted_reservation_gives_its_places_away_and_takes_them_back(network: Network) -> None:
+def test_targeted_reservation_counts_its_instances(network: Network) -> None:
     ec2 = network.ec2
-    made = ec2.create_capacity_reservation(**ASKED, InstanceCount=1, InstanceMatchCriteria="targeted")
-    wanted = made["CapacityReservation"]["CapacityReservationId"]
-    assert warned(ec2, {"InstanceType": "p5.48xlarge", **market(None, wanted)}, "in-reservation") == []
-    inside = {"ImageId": IMAGE, "SubnetId": network.subnet, "LaunchTemplate": {"LaunchTemplateName": "in-reservation"}}
+    response = ec2.create_capacity_reservation(**RESERVATION, InstanceCount=1, InstanceMatchCriteria="targeted")
+    reservation_id = response["CapacityReservation"]["CapacityReservationId"]
+    assert warning_codes(ec2, {"InstanceType": "p5.48xlarge", **market(None, reservation_id)}, "in-reservation") == []
+    launch_request = {
+        "ImageId": IMAGE,
+        "SubnetId": network.subnet,
+        "LaunchTemplate": {"LaunchTemplateName": "in-reservation"},
+    }
 
     def free() -> int:
-        shown = ec2.describe_capacity_reservations(CapacityReservationIds=[wanted])["CapacityReservations"][0]
-        return int(shown["AvailableInstanceCount"])
+        listing = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
+        return int(listing["CapacityReservations"][0]["AvailableInstanceCount"])
 
-    assert refusal(ec2.run_instances, **inside, MinCount=2, MaxCount=2)[0] == "ReservationCapacityExceeded"
-    running = ec2.run_instances(**inside, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
+    assert refusal(ec2.run_instances, **launch_request, MinCount=2, MaxCount=2)[0] == "ReservationCapacityExceeded"
+    running = ec2.run_instances(**launch_request, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     assert free() == 0
-    ec2.modify_capacity_reservation(CapacityReservationId=wanted, InstanceCount=3)
+    ec2.modify_capacity_reservation(CapacityReservationId=reservation_id, InstanceCount=3)
     assert free() == 2
     ec2.terminate_instances(InstanceIds=[running])
     assert free() == 3
-    ec2.cancel_capacity_reservation(CapacityReservationId=wanted)
-    assert refusal(ec2.run_instances, **inside, MinCount=1, MaxCount=1)[0] == "ReservationCapacityExceeded"
-    again = refusal(ec2.cancel_capacity_reservation, CapacityReservationId=wanted)
-    assert again[0] == "InvalidCapacityReservationState"
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation_id)
+    assert refusal(ec2.run_instances, **launch_request, MinCount=1, MaxCount=1)[0] == "ReservationCapacityExceeded"
+    second_cancel = refusal(ec2.cancel_capacity_reservation, CapacityReservationId=reservation_id)
+    assert second_cancel[0] == "InvalidCapacityReservationState"
 
 
 @pytest.mark.parametrize(
@@ -215,18 +222,19 @@ def test_a_targeted_reservation_gives_its_places_away_and_takes_them_back(networ
         ),
     ],
 )
-def test_a_reservation_that_ec2_would_not_make_is_refused(ec2: Any, change: dict[str, Any], code: str) -> None:
-    assert refusal(ec2.create_capacity_reservation, **{**ASKED, "InstanceCount": 2, **change})[0] == code
+def test_invalid_reservation_is_refused(ec2: Any, change: dict[str, Any], code: str) -> None:
+    assert refusal(ec2.create_capacity_reservation, **{**RESERVATION, "InstanceCount": 2, **change})[0] == code
 
 
-def test_a_block_that_was_bought_is_neither_changed_nor_cancelled(aws: LocalAws, ec2: Any) -> None:
+def test_capacity_block_cannot_be_modified_or_cancelled(aws: LocalAws, ec2: Any) -> None:
     block = "cr-0b10c0b10c0b10c0b"
     aws.events.block(block, "p5en.48xlarge", 16, "usw2-az2", "us-west-2", datetime.now(UTC) + timedelta(days=14))
-    (made,) = ec2.describe_capacity_reservations(CapacityReservationIds=[block])["CapacityReservations"]
-    assert (made["State"], made["ReservationType"], made["AvailableInstanceCount"]) == ("active", "capacity-block", 16)
+    (reservation,) = ec2.describe_capacity_reservations(CapacityReservationIds=[block])["CapacityReservations"]
+    members = [reservation[name] for name in ("State", "ReservationType", "AvailableInstanceCount")]
+    assert members == ["active", "capacity-block", 16]
     assert refusal(ec2.cancel_capacity_reservation, CapacityReservationId=block)[0] == "OperationNotPermitted"
-    smaller = {"CapacityReservationId": block, "InstanceCount": 8}
-    assert refusal(ec2.modify_capacity_reservation, **smaller)[0] == "OperationNotPermitted"
+    change = {"CapacityReservationId": block, "InstanceCount": 8}
+    assert refusal(ec2.modify_capacity_reservation, **change)[0] == "OperationNotPermitted"
 
 
 @pytest.fixture(scope="module")
@@ -235,141 +243,141 @@ def scaling(network: Network) -> Any:
 
 
 def template(network: Network, name: str, **data: Any) -> dict[str, str]:
-    given = {"ImageId": IMAGE, "InstanceType": "g6e.8xlarge", "SecurityGroupIds": [network.group], **data}
-    kept = {key: value for key, value in given.items() if value is not None}
-    made = network.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=kept)["LaunchTemplate"]
-    return {"LaunchTemplateId": made["LaunchTemplateId"], "Version": "1"}
+    members = {"ImageId": IMAGE, "InstanceType": "g6e.8xlarge", "SecurityGroupIds": [network.group], **data}
+    template_data = {key: value for key, value in members.items() if value is not None}
+    response = network.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template_data)
+    return {"LaunchTemplateId": response["LaunchTemplate"]["LaunchTemplateId"], "Version": "1"}
 
 
-def gang(network: Network, name: str, launch: dict[str, str], count: int = 2, **more: Any) -> dict[str, Any]:
+def group_request(network: Network, name: str, launch: dict[str, str], count: int = 2, **more: Any) -> dict[str, Any]:
     sizes = {"MinSize": count, "MaxSize": count, "DesiredCapacity": count}
     where = {"LaunchTemplate": launch, "VPCZoneIdentifier": network.subnet}
     return {"AutoScalingGroupName": name, **where, **sizes, **more}
 
 
 def group(scaling: Any, name: str) -> dict[str, Any]:
-    found = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
-    return dict(found[0])
+    groups = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return dict(groups[0])
 
 
-def test_a_gang_gets_all_interfaces_of_its_version_in_its_one_subnet(network: Network, scaling: Any) -> None:
+def test_group_instances_get_all_template_interfaces(network: Network, scaling: Any) -> None:
     facts = instance("p5.48xlarge")
     assert facts is not None
-    wanted = [
+    interfaces = [
         {"NetworkCardIndex": nic.card, "DeviceIndex": nic.device, "InterfaceType": nic.kind, "Groups": [network.group]}
         for nic in nics(facts)
     ]
-    launch = template(network, "p5", InstanceType="p5.48xlarge", NetworkInterfaces=wanted, SecurityGroupIds=None)
+    launch = template(network, "p5", InstanceType="p5.48xlarge", NetworkInterfaces=interfaces, SecurityGroupIds=None)
     network.ec2.create_launch_template_version(
         LaunchTemplateId=launch["LaunchTemplateId"], LaunchTemplateData={"ImageId": IMAGE, "InstanceType": "m5.large"}
     )
     scaling.create_auto_scaling_group(
-        **gang(network, "p5", launch, Tags=[{"Key": "k", "Value": "v", "PropagateAtLaunch": True}])
+        **group_request(network, "p5", launch, Tags=[{"Key": "k", "Value": "v", "PropagateAtLaunch": True}])
     )
-    shown = group(scaling, "p5")
-    assert {one["LifecycleState"] for one in shown["Instances"]} == {"InService"}
-    assert {one["LaunchTemplate"]["Version"] for one in shown["Instances"]} == {"1"}
-    ids = [one["InstanceId"] for one in shown["Instances"]]
+    members = group(scaling, "p5")["Instances"]
+    assert {member["LifecycleState"] for member in members} == {"InService"}
+    assert {member["LaunchTemplate"]["Version"] for member in members} == {"1"}
+    ids = [member["InstanceId"] for member in members]
     for reservation in network.ec2.describe_instances(InstanceIds=ids)["Reservations"]:
-        for one in reservation["Instances"]:
-            assert (one["InstanceType"], one["SubnetId"]) == ("p5.48xlarge", network.subnet)
-            assert sum(nic["InterfaceType"] == "efa-only" for nic in one["NetworkInterfaces"]) == 32
-            assert {"Key": "k", "Value": "v"} in one["Tags"]
+        for member in reservation["Instances"]:
+            assert (member["InstanceType"], member["SubnetId"]) == ("p5.48xlarge", network.subnet)
+            assert sum(nic["InterfaceType"] == "efa-only" for nic in member["NetworkInterfaces"]) == 32
+            assert {"Key": "k", "Value": "v"} in member["Tags"]
     scaling.delete_auto_scaling_group(AutoScalingGroupName="p5", ForceDelete=True)
 
 
-def test_what_ec2_would_not_launch_makes_no_group(network: Network, scaling: Any) -> None:
+def test_group_with_flawed_launch_is_refused(network: Network, scaling: Any) -> None:
     two = [{"NetworkCardIndex": 0, "DeviceIndex": 0}] * 2
     good = template(network, "good")
     for wrong in (
-        gang(network, "g", template(network, "twice", NetworkInterfaces=two, SecurityGroupIds=None)),
-        gang(network, "g", {"LaunchTemplateId": "lt-0123456789abcdef0", "Version": "1"}),
-        gang(network, "g", {**good, "Version": "7"}),
-        gang(network, "g", good, VPCZoneIdentifier="subnet-0123456789abcdef0"),
-        gang(network, "g", good, DesiredCapacity=3),
+        group_request(network, "g", template(network, "twice", NetworkInterfaces=two, SecurityGroupIds=None)),
+        group_request(network, "g", {"LaunchTemplateId": "lt-0123456789abcdef0", "Version": "1"}),
+        group_request(network, "g", {**good, "Version": "7"}),
+        group_request(network, "g", good, VPCZoneIdentifier="subnet-0123456789abcdef0"),
+        group_request(network, "g", good, DesiredCapacity=3),
     ):
         assert refusal(scaling.create_auto_scaling_group, **wrong)[0] == "ValidationError"
 
 
-def test_a_name_is_taken_once_and_a_group_with_instances_stays(network: Network, scaling: Any) -> None:
+def test_duplicate_and_nonempty_groups_are_protected(network: Network, scaling: Any) -> None:
     launch = template(network, "once")
-    scaling.create_auto_scaling_group(**gang(network, "once", launch))
-    assert refusal(scaling.create_auto_scaling_group, **gang(network, "once", launch))[0] == "AlreadyExists"
+    scaling.create_auto_scaling_group(**group_request(network, "once", launch))
+    assert refusal(scaling.create_auto_scaling_group, **group_request(network, "once", launch))[0] == "AlreadyExists"
     assert refusal(scaling.delete_auto_scaling_group, AutoScalingGroupName="once")[0] == "ResourceInUse"
     scaling.update_auto_scaling_group(AutoScalingGroupName="once", MinSize=0, MaxSize=0, DesiredCapacity=0)
     scaling.delete_auto_scaling_group(AutoScalingGroupName="once")
     assert scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["once"])["AutoScalingGroups"] == []
 
 
-def test_a_reservation_that_is_not_there_leaves_the_group_empty_and_says_why(network: Network, scaling: Any) -> None:
+def test_missing_reservation_leaves_the_group_empty(network: Network, scaling: Any) -> None:
     target = {"CapacityReservationTarget": {"CapacityReservationId": "cr-0123456789abcdef0"}}
     launch = template(network, "reserved", InstanceType="p5.48xlarge", CapacityReservationSpecification=target)
-    scaling.create_auto_scaling_group(**gang(network, "reserved", launch))
+    scaling.create_auto_scaling_group(**group_request(network, "reserved", launch))
     assert group(scaling, "reserved")["Instances"] == []
     activity = scaling.describe_scaling_activities(AutoScalingGroupName="reserved")["Activities"][0]
     assert (activity["StatusCode"], "cr-0123456789abcdef0" in activity["StatusMessage"]) == ("Failed", True)
 
 
-def test_a_terminated_instance_is_replaced_unless_that_is_suspended(network: Network, scaling: Any) -> None:
-    scaling.create_auto_scaling_group(**gang(network, "heals", template(network, "heals")))
-    before = {one["InstanceId"] for one in group(scaling, "heals")["Instances"]}
+def test_terminated_instance_is_replaced_unless_suspended(network: Network, scaling: Any) -> None:
+    scaling.create_auto_scaling_group(**group_request(network, "heals", template(network, "heals")))
+    before = {member["InstanceId"] for member in group(scaling, "heals")["Instances"]}
     network.ec2.terminate_instances(InstanceIds=[min(before)])
-    after = {one["InstanceId"] for one in group(scaling, "heals")["Instances"]}
+    after = {member["InstanceId"] for member in group(scaling, "heals")["Instances"]}
     assert (len(after), len(after & before)) == (2, 1)
     scaling.suspend_processes(AutoScalingGroupName="heals", ScalingProcesses=["ReplaceUnhealthy"])
     network.ec2.terminate_instances(InstanceIds=[min(after)])
-    shown = {one["InstanceId"]: one["HealthStatus"] for one in group(scaling, "heals")["Instances"]}
-    assert shown == {min(after): "Unhealthy", max(after): "Healthy"}
+    health = {member["InstanceId"]: member["HealthStatus"] for member in group(scaling, "heals")["Instances"]}
+    assert health == {min(after): "Unhealthy", max(after): "Healthy"}
 
 
 @pytest.mark.parametrize("zone", [{"AvailabilityZone": "us-west-2a"}, {"AvailabilityZoneId": "usw2-az1"}])
-def test_a_zone_of_another_region_is_refused(aws: LocalAws, zone: dict[str, str]) -> None:
+def test_zone_of_another_region_is_refused(aws: LocalAws, zone: dict[str, str]) -> None:
     ec2 = client(aws, "ec2", "us-east-1")
     vpc = ec2.create_vpc(CidrBlock="10.2.0.0/16")["Vpc"]["VpcId"]
     assert refusal(ec2.create_subnet, VpcId=vpc, CidrBlock="10.2.0.0/18", **zone)[0] == "InvalidParameterValue"
 
 
-def test_rules_keep_their_description_whoever_the_peer_is_and_let_it_be_changed(network: Network) -> None:
+def test_rule_descriptions_are_stored_and_changed(network: Network) -> None:
     ec2 = network.ec2
     group = network.closed_group("described")
     lists = ec2.describe_managed_prefix_lists()["PrefixLists"]
-    prefix = next(one["PrefixListId"] for one in lists if one["PrefixListName"].endswith(".s3"))
+    prefix = next(prefix_list["PrefixListId"] for prefix_list in lists if prefix_list["PrefixListName"].endswith(".s3"))
     tcp = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443}
     permissions = [
         {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": "self"}]},
         {**tcp, "PrefixListIds": [{"PrefixListId": prefix, "Description": "s3"}]},
         {**tcp, "IpRanges": [{"CidrIp": "10.0.0.0/8", "Description": "vpn"}]},
     ]
-    made = ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=permissions)
-    assert made["Return"]
+    response = ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=permissions)
+    assert response["Return"]
     rules = ec2.describe_security_group_rules(Filters=[{"Name": "group-id", "Values": [group]}])["SecurityGroupRules"]
     assert {rule["Description"] for rule in rules if not rule["IsEgress"]} == {"self", "s3", "vpn"}
-    own = next(rule for rule in rules if rule.get("Description") == "self")
+    self_rule = next(rule for rule in rules if rule.get("Description") == "self")
     change = {"IpProtocol": "-1", "ReferencedGroupId": group, "Description": "all of us"}
-    wanted = own["SecurityGroupRuleId"]
+    rule_id = self_rule["SecurityGroupRuleId"]
     ec2.modify_security_group_rules(
-        GroupId=group, SecurityGroupRules=[{"SecurityGroupRuleId": wanted, "SecurityGroupRule": change}]
+        GroupId=group, SecurityGroupRules=[{"SecurityGroupRuleId": rule_id, "SecurityGroupRule": change}]
     )
-    shown = ec2.describe_security_group_rules(SecurityGroupRuleIds=[wanted])["SecurityGroupRules"][0]
-    assert (shown["Description"], shown["IpProtocol"]) == ("all of us", "-1")
-    wrong = [{"SecurityGroupRuleId": wanted, "SecurityGroupRule": {"IpProtocol": "-1", "CidrIpv4": "0.0.0.0/0"}}]
-    refused = refusal(ec2.modify_security_group_rules, GroupId=group, SecurityGroupRules=wrong)
+    changed = ec2.describe_security_group_rules(SecurityGroupRuleIds=[rule_id])["SecurityGroupRules"][0]
+    assert (changed["Description"], changed["IpProtocol"]) == ("all of us", "-1")
+    invalid = [{"SecurityGroupRuleId": rule_id, "SecurityGroupRule": {"IpProtocol": "-1", "CidrIpv4": "0.0.0.0/0"}}]
+    refused = refusal(ec2.modify_security_group_rules, GroupId=group, SecurityGroupRules=invalid)
     assert refused[0] == "InvalidParameterValue"
 
 
-def test_endpoints_want_names_that_resolve_groups_that_are_there_and_one_private_name(aws: LocalAws) -> None:
+def test_invalid_endpoint_is_refused(aws: LocalAws) -> None:
     network = Network(aws)
     ec2 = network.ec2
-    asked = {
+    request = {
         "VpcId": network.vpc, "ServiceName": "com.amazonaws.us-west-2.logs", "VpcEndpointType": "Interface",
         "SubnetIds": [network.subnet], "SecurityGroupIds": [network.group], "PrivateDnsEnabled": True,
     }  # fmt: skip
-    assert refusal(ec2.create_vpc_endpoint, **asked)[0] == "InvalidParameter"
+    assert refusal(ec2.create_vpc_endpoint, **request)[0] == "InvalidParameter"
     ec2.modify_vpc_attribute(VpcId=network.vpc, EnableDnsHostnames={"Value": True})
-    made = ec2.create_vpc_endpoint(**asked)["VpcEndpoint"]
-    assert (made["PrivateDnsEnabled"], made["Groups"][0]["GroupId"]) == (True, network.group)
-    assert refusal(ec2.create_vpc_endpoint, **asked)[0] == "InvalidParameter"
-    unknown = {**asked, "SecurityGroupIds": ["sg-0123456789abcdef0"], "PrivateDnsEnabled": False}
+    endpoint = ec2.create_vpc_endpoint(**request)["VpcEndpoint"]
+    assert (endpoint["PrivateDnsEnabled"], endpoint["Groups"][0]["GroupId"]) == (True, network.group)
+    assert refusal(ec2.create_vpc_endpoint, **request)[0] == "InvalidParameter"
+    unknown = {**request, "SecurityGroupIds": ["sg-0123456789abcdef0"], "PrivateDnsEnabled": False}
     assert refusal(ec2.create_vpc_endpoint, **unknown)[0] == "InvalidGroup.NotFound"
     table = ec2.create_route_table(VpcId=network.vpc)["RouteTable"]["RouteTableId"]
     s3 = {"VpcId": network.vpc, "ServiceName": "com.amazonaws.us-west-2.s3", "VpcEndpointType": "Gateway"}
@@ -378,26 +386,26 @@ def test_endpoints_want_names_that_resolve_groups_that_are_there_and_one_private
     assert refusal(ec2.create_vpc_endpoint, **gateway)[0] == "RouteAlreadyExists"
 
 
-def test_a_subnet_stays_while_an_instance_runs_in_it_and_goes_after_that(aws: LocalAws) -> None:
+def test_subnet_of_running_instance_cannot_be_deleted(aws: LocalAws) -> None:
     network = Network(aws)
-    made = network.ec2.run_instances(
+    instance_id = network.ec2.run_instances(
         ImageId=IMAGE, InstanceType="m5.large", MinCount=1, MaxCount=1,
         SubnetId=network.subnet, SecurityGroupIds=[network.group],
     )["Instances"][0]["InstanceId"]  # fmt: skip
     assert refusal(network.ec2.delete_subnet, SubnetId=network.subnet)[0] == "DependencyViolation"
     assert refusal(network.ec2.delete_security_group, GroupId=network.group)[0] == "DependencyViolation"
-    network.ec2.terminate_instances(InstanceIds=[made])
+    network.ec2.terminate_instances(InstanceIds=[instance_id])
     network.ec2.delete_subnet(SubnetId=network.subnet)
     network.ec2.delete_security_group(GroupId=network.group)
     network.ec2.delete_vpc(VpcId=network.vpc)
 
 
-def test_documented_parameters_name_an_image_and_others_do_not(aws: LocalAws) -> None:
+def test_only_documented_parameters_name_an_image(aws: LocalAws) -> None:
     ssm = client(aws, "ssm")
     for kind in ("p5.48xlarge", "g5g.16xlarge", "trn1.32xlarge", "c7g.16xlarge"):
-        (gang,) = gangs(spec_of(kind=kind), AWS, now())
-        first = ssm.get_parameter(Name=gang.image.parameter)["Parameter"]["Value"]
+        (node_group,) = gangs(spec_of(kind=kind), AWS, now())
+        first = ssm.get_parameter(Name=node_group.image.parameter)["Parameter"]["Value"]
         assert first.startswith("ami-")
-        assert ssm.get_parameter(Name=gang.image.parameter)["Parameter"]["Value"] == first
+        assert ssm.get_parameter(Name=node_group.image.parameter)["Parameter"]["Value"] == first
     unknown = "/aws/service/deeplearning/ami/x86_64/no-such-image/latest/ami-id"
     assert refusal(ssm.get_parameter, Name=unknown)[0] == "ParameterNotFound"

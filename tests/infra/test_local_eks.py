@@ -1,4 +1,4 @@
-"""EKS of the embedded AWS: control planes, who may enter, add-ons, pod identities, and HyperPod on top."""
+"""EKS of the embedded AWS: control planes, access entries, add-ons, pod identities, and HyperPod on EKS."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def network(aws: LocalAws) -> Network:
 
 @pytest.fixture(scope="module")
 def request_of(aws: LocalAws, network: Network) -> Callable[..., dict[str, Any]]:
-    """A request that EKS accepts, each under a name of its own."""
+    """A function that returns a valid request for a cluster, each with a new name."""
     role = make_role(aws, "eks-cluster", "eks.amazonaws.com")
-    far = network.ec2.create_subnet(VpcId=network.vpc, CidrBlock="10.0.16.0/24", AvailabilityZoneId="use2-az2")
-    vpc = {"subnetIds": [network.subnet, far["Subnet"]["SubnetId"]], "securityGroupIds": [network.group]}
+    second_subnet = network.ec2.create_subnet(
+        VpcId=network.vpc, CidrBlock="10.0.16.0/24", AvailabilityZoneId="use2-az2"
+    )
+    vpc = {"subnetIds": [network.subnet, second_subnet["Subnet"]["SubnetId"]], "securityGroupIds": [network.group]}
     count = 0
 
     def make(**changes: Any) -> dict[str, Any]:
@@ -55,36 +57,36 @@ def request_of(aws: LocalAws, network: Network) -> Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def plane(eks: Any, request_of: Any) -> str:
-    return str(up(eks, request_of())["name"])
+    return str(create_active_cluster(eks, request_of())["name"])
 
 
-def up(eks: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """The cluster of a request, once it is active."""
+def create_active_cluster(eks: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Create the cluster of a request and wait until it is active."""
     assert eks.create_cluster(**request)["cluster"]["status"] == "CREATING"
-    return active(eks, request["name"])
+    return wait_until_active(eks, request["name"])
 
 
-def active(eks: Any, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = wait_for(
-        lambda: eks.describe_cluster(name=name)["cluster"], lambda seen: seen["status"] == "ACTIVE"
+def wait_until_active(eks: Any, name: str) -> dict[str, Any]:
+    cluster: dict[str, Any] = wait_for(
+        lambda: eks.describe_cluster(name=name)["cluster"], lambda cluster: cluster["status"] == "ACTIVE"
     )
-    return found
+    return cluster
 
 
 def addon_status(eks: Any, plane: str, name: str) -> str:
     return wait_for(
         lambda: str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"]),
-        lambda seen: seen != "CREATING",
+        lambda status: status != "CREATING",
     )
 
 
-def test_what_a_cluster_stands_on_stays_as_long_as_it(eks: Any, request_of: Any, network: Network) -> None:
+def test_network_of_cluster_cannot_be_deleted(eks: Any, request_of: Any, network: Network) -> None:
     request = request_of()
-    found = up(eks, request)
-    assert found["resourcesVpcConfig"]["vpcId"] == network.vpc
-    assert found["upgradePolicy"] == {"supportType": "EXTENDED"}
+    cluster = create_active_cluster(eks, request)
+    assert cluster["resourcesVpcConfig"]["vpcId"] == network.vpc
+    assert cluster["upgradePolicy"] == {"supportType": "EXTENDED"}
     assert refusal(eks.create_cluster, **request)[0] == "ResourceInUseException"
-    group = found["resourcesVpcConfig"]["clusterSecurityGroupId"]
+    group = cluster["resourcesVpcConfig"]["clusterSecurityGroupId"]
     assert network.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["VpcId"] == network.vpc
     assert refusal(network.ec2.delete_subnet, SubnetId=network.subnet)[0] == "DependencyViolation"
     assert refusal(network.ec2.delete_security_group, GroupId=group)[0] == "DependencyViolation"
@@ -94,7 +96,7 @@ def test_what_a_cluster_stands_on_stays_as_long_as_it(eks: Any, request_of: Any,
 
 
 @pytest.mark.parametrize(
-    ("changes", "vpc", "said"),
+    ("changes", "vpc", "message_part"),
     [
         ({}, {"subnetIds": ["subnet-1", "subnet-2"]}, "subnet ID 'subnet-1' does not exist"),
         ({}, {"securityGroupIds": ["sg-1"]}, "security group ID 'sg-1' does not exist"),
@@ -108,26 +110,26 @@ def test_what_a_cluster_stands_on_stays_as_long_as_it(eks: Any, request_of: Any,
         ({"name": "-dash"}, {}, "'name' failed to satisfy constraint"),
     ],
 )
-def test_a_wrong_cluster_is_refused(
-    eks: Any, request_of: Any, changes: dict[str, Any], vpc: dict[str, Any], said: str
+def test_invalid_cluster_is_refused(
+    eks: Any, request_of: Any, changes: dict[str, Any], vpc: dict[str, Any], message_part: str
 ) -> None:
     code, message = refusal(eks.create_cluster, **request_of(**changes, resourcesVpcConfig=vpc))
-    assert (code, said in message) == ("InvalidParameterException", True), message
+    assert (code, message_part in message) == ("InvalidParameterException", True), message
 
 
-def test_one_zone_is_not_enough_and_some_zones_have_no_eks(
+def test_single_zone_and_zones_without_eks_are_refused(
     eks: Any, aws: LocalAws, request_of: Any, network: Network
 ) -> None:
-    alone = request_of(resourcesVpcConfig={"subnetIds": [network.subnet]})
-    assert "two different AZs" in refusal(eks.create_cluster, **alone)[1]
+    single_zone = request_of(resourcesVpcConfig={"subnetIds": [network.subnet]})
+    assert "two different AZs" in refusal(eks.create_cluster, **single_zone)[1]
     east = Network(aws, "us-east-1", "use1-az3")
     other = east.ec2.create_subnet(VpcId=east.vpc, CidrBlock="10.0.16.0/24", AvailabilityZoneId="use1-az4")
     vpc = {"subnetIds": [east.subnet, other["Subnet"]["SubnetId"]], "securityGroupIds": [east.group]}
-    wrong = refusal(client(aws, "eks", "us-east-1").create_cluster, **request_of(resourcesVpcConfig=vpc))
-    assert wrong[0] == "UnsupportedAvailabilityZoneException"
+    refused = refusal(client(aws, "eks", "us-east-1").create_cluster, **request_of(resourcesVpcConfig=vpc))
+    assert refused[0] == "UnsupportedAvailabilityZoneException"
 
 
-def test_a_cluster_changes_in_place_one_thing_at_a_time_and_forwards_only(eks: Any, plane: str) -> None:
+def test_cluster_takes_single_forward_updates(eks: Any, plane: str) -> None:
     update = eks.update_cluster_version(name=plane, version="1.34")["update"]
     assert eks.describe_update(name=plane, updateId=update["id"])["update"]["status"] == "Successful"
     for version in ("1.33", "1.36", "1.34"):
@@ -135,74 +137,74 @@ def test_a_cluster_changes_in_place_one_thing_at_a_time_and_forwards_only(eks: A
     logging = {"clusterLogging": [{"types": ["audit"], "enabled": False}, {"types": ["scheduler"], "enabled": True}]}
     eks.update_cluster_config(name=plane, logging=logging)
     eks.update_cluster_config(name=plane, resourcesVpcConfig={"endpointPublicAccess": False})
-    found = active(eks, plane)
-    assert found["version"] == "1.34"
-    assert {"types": ["api", "scheduler"], "enabled": True} in found["logging"]["clusterLogging"]
-    assert found["resourcesVpcConfig"]["endpointPublicAccess"] is False
-    assert len(found["resourcesVpcConfig"]["subnetIds"]) == 2
+    cluster = wait_until_active(eks, plane)
+    assert cluster["version"] == "1.34"
+    assert {"types": ["api", "scheduler"], "enabled": True} in cluster["logging"]["clusterLogging"]
+    assert cluster["resourcesVpcConfig"]["endpointPublicAccess"] is False
+    assert len(cluster["resourcesVpcConfig"]["subnetIds"]) == 2
     both = {"logging": logging, "upgradePolicy": {"supportType": "STANDARD"}}
     assert refusal(eks.update_cluster_config, name=plane, **both)[0] == "InvalidParameterException"
-    back = {"authenticationMode": "API_AND_CONFIG_MAP"}
-    assert "from API to API_AND_CONFIG_MAP" in refusal(eks.update_cluster_config, name=plane, accessConfig=back)[1]
+    backwards = {"authenticationMode": "API_AND_CONFIG_MAP"}
+    assert "from API to API_AND_CONFIG_MAP" in refusal(eks.update_cluster_config, name=plane, accessConfig=backwards)[1]
 
 
-def test_an_access_entry_lets_a_role_in_under_a_policy(eks: Any, plane: str) -> None:
-    who = {"clusterName": plane, "principalArn": PLATFORM}
-    entry = eks.create_access_entry(**who)["accessEntry"]
+def test_access_entry_takes_valid_policies(eks: Any, plane: str) -> None:
+    principal = {"clusterName": plane, "principalArn": PLATFORM}
+    entry = eks.create_access_entry(**principal)["accessEntry"]
     assert entry["username"] == f"arn:aws:sts::{ACCOUNT}:assumed-role/platform/{{{{SessionName}}}}"
-    assert refusal(eks.create_access_entry, **who)[0] == "ResourceInUseException"
-    for wrong in ({"policyArn": ADMIN + "s", "type": "cluster"}, {"policyArn": ADMIN, "type": "namespace"}):
-        asked = {"policyArn": wrong["policyArn"], "accessScope": {"type": wrong["type"]}}
-        assert refusal(eks.associate_access_policy, **who, **asked)[0] == "InvalidParameterException"
-    eks.associate_access_policy(**who, policyArn=ADMIN, accessScope={"type": "cluster"})
-    (found,) = eks.list_associated_access_policies(**who)["associatedAccessPolicies"]
-    assert (found["policyArn"], found["accessScope"]["type"]) == (ADMIN, "cluster")
-    eks.delete_access_entry(**who)
-    assert refusal(eks.describe_access_entry, **who)[0] == "ResourceNotFoundException"
+    assert refusal(eks.create_access_entry, **principal)[0] == "ResourceInUseException"
+    for invalid in ({"policyArn": ADMIN + "s", "type": "cluster"}, {"policyArn": ADMIN, "type": "namespace"}):
+        policy = {"policyArn": invalid["policyArn"], "accessScope": {"type": invalid["type"]}}
+        assert refusal(eks.associate_access_policy, **principal, **policy)[0] == "InvalidParameterException"
+    eks.associate_access_policy(**principal, policyArn=ADMIN, accessScope={"type": "cluster"})
+    (association,) = eks.list_associated_access_policies(**principal)["associatedAccessPolicies"]
+    assert (association["policyArn"], association["accessScope"]["type"]) == (ADMIN, "cluster")
+    eks.delete_access_entry(**principal)
+    assert refusal(eks.describe_access_entry, **principal)[0] == "ResourceNotFoundException"
 
 
-def test_wrong_entries_are_refused_and_any_where_only_the_old_map_lets_in(
-    eks: Any, request_of: Any, plane: str
-) -> None:
-    for changes, said in (
+def test_invalid_access_entries_are_refused(eks: Any, request_of: Any, plane: str) -> None:
+    for changes, message_part in (
         ({"principalArn": "platform"}, "principalArn"),
         ({"principalArn": PLATFORM, "kubernetesGroups": ["system:masters"]}, "cannot start with system:"),
         ({"principalArn": PLATFORM, "type": "NODE"}, "NODE is not valid"),
     ):
         code, message = refusal(eks.create_access_entry, clusterName=plane, **changes)
-        assert (code, said in message) == ("InvalidParameterException", True), message
-    old = up(eks, request_of(accessConfig={"authenticationMode": "CONFIG_MAP"}))["name"]
+        assert (code, message_part in message) == ("InvalidParameterException", True), message
+    old = create_active_cluster(eks, request_of(accessConfig={"authenticationMode": "CONFIG_MAP"}))["name"]
     code, _ = refusal(eks.create_access_entry, clusterName=old, principalArn=PLATFORM)
     assert code == "InvalidRequestException"
 
 
-def test_a_service_account_has_one_pod_identity(aws: LocalAws, eks: Any, plane: str) -> None:
+def test_second_pod_identity_of_account_is_refused(aws: LocalAws, eks: Any, plane: str) -> None:
     role = make_role(aws, "fsx-csi", "pods.eks.amazonaws.com")
     account = {"namespace": "kube-system", "serviceAccount": "fsx-csi-controller-sa"}
-    asked = {"clusterName": plane, **account, "roleArn": role}
-    made = eks.create_pod_identity_association(**asked)["association"]
-    assert refusal(eks.create_pod_identity_association, **asked)[0] == "ResourceInUseException"
-    foreign = {**asked, "serviceAccount": "other", "roleArn": f"arn:aws:iam::{ACCOUNT}:role/nobody"}
-    assert refusal(eks.create_pod_identity_association, **foreign)[0] == "InvalidParameterException"
-    wanted = {"clusterName": plane, "associationId": made["associationId"]}
-    assert eks.describe_pod_identity_association(**wanted)["association"]["roleArn"] == role
-    eks.delete_pod_identity_association(**wanted)
-    assert refusal(eks.describe_pod_identity_association, **wanted)[0] == "ResourceNotFoundException"
+    request = {"clusterName": plane, **account, "roleArn": role}
+    association = eks.create_pod_identity_association(**request)["association"]
+    assert refusal(eks.create_pod_identity_association, **request)[0] == "ResourceInUseException"
+    foreign_role = {**request, "serviceAccount": "other", "roleArn": f"arn:aws:iam::{ACCOUNT}:role/nobody"}
+    assert refusal(eks.create_pod_identity_association, **foreign_role)[0] == "InvalidParameterException"
+    identifier = {"clusterName": plane, "associationId": association["associationId"]}
+    assert eks.describe_pod_identity_association(**identifier)["association"]["roleArn"] == role
+    eks.delete_pod_identity_association(**identifier)
+    assert refusal(eks.describe_pod_identity_association, **identifier)[0] == "ResourceNotFoundException"
 
 
-def test_add_ons_are_made_updated_tagged_and_deleted(eks: Any, plane: str) -> None:
+def test_addon_is_created_updated_tagged_and_deleted(eks: Any, plane: str) -> None:
     cni = {"clusterName": plane, "addonName": "vpc-cni"}
     info = eks.describe_addon_versions(addonName="vpc-cni", kubernetesVersion="1.33")["addons"][0]["addonVersions"]
-    newest = next(one["addonVersion"] for one in info if one["compatibilities"][0]["defaultVersion"])
+    newest = next(
+        version_info["addonVersion"] for version_info in info if version_info["compatibilities"][0]["defaultVersion"]
+    )
     arn = eks.create_addon(**cni, resolveConflicts="OVERWRITE")["addon"]["addonArn"]
     assert addon_status(eks, plane, "vpc-cni") == "ACTIVE"
     assert eks.describe_addon(**cni)["addon"]["addonVersion"] == newest
     update = eks.update_addon(**cni, addonVersion=info[-1]["addonVersion"])["update"]
-    done = eks.describe_update(name=plane, updateId=update["id"], addonName="vpc-cni")["update"]
-    assert (done["status"], done["type"]) == ("Successful", "AddonUpdate")
+    completed = eks.describe_update(name=plane, updateId=update["id"], addonName="vpc-cni")["update"]
+    assert (completed["status"], completed["type"]) == ("Successful", "AddonUpdate")
     assert eks.describe_addon(**cni)["addon"]["addonVersion"] == info[-1]["addonVersion"]
-    for wrong in ({"addonName": "vpc-cnii"}, {"addonName": "kube-proxy", "addonVersion": "v9"}):
-        assert refusal(eks.create_addon, clusterName=plane, **wrong)[0] == "InvalidParameterException"
+    for invalid in ({"addonName": "vpc-cnii"}, {"addonName": "kube-proxy", "addonVersion": "v9"}):
+        assert refusal(eks.create_addon, clusterName=plane, **invalid)[0] == "InvalidParameterException"
     assert refusal(eks.create_addon, **cni)[0] == "ResourceInUseException"
     eks.tag_resource(resourceArn=arn, tags={"team": "ml", "gone": "soon"})
     eks.untag_resource(resourceArn=arn, tagKeys=["gone"])
@@ -211,7 +213,7 @@ def test_add_ons_are_made_updated_tagged_and_deleted(eks: Any, plane: str) -> No
     assert eks.list_addons(clusterName=plane)["addons"] == []
 
 
-def test_hyperpod_joins_a_cluster_that_the_api_opens_and_brings_the_nodes_that_add_ons_wait_for(
+def test_hyperpod_nodes_make_addons_active(
     aws: LocalAws, eks: Any, network: Network, request_of: Any, plane: str
 ) -> None:
     sagemaker = client(aws, "sagemaker", "us-east-2")
@@ -221,7 +223,7 @@ def test_hyperpod_joins_a_cluster_that_the_api_opens_and_brings_the_nodes_that_a
     request: dict[str, Any] = {
         "ClusterName": "on-eks",
         "NodeProvisioningMode": "Continuous",
-        "Orchestrator": {"Eks": {"ClusterArn": active(eks, plane)["arn"]}},
+        "Orchestrator": {"Eks": {"ClusterArn": wait_until_active(eks, plane)["arn"]}},
         "VpcConfig": {"SecurityGroupIds": [network.group], "Subnets": [network.subnet]},
         "TieredStorageConfig": {"Mode": "Enable", "InstanceMemoryAllocationPercentage": 20},
         "AutoScaling": {"Mode": "Enable", "AutoScalerType": "Karpenter"},
@@ -230,9 +232,9 @@ def test_hyperpod_joins_a_cluster_that_the_api_opens_and_brings_the_nodes_that_a
     }
     eks.create_addon(clusterName=plane, addonName="coredns")
     assert addon_status(eks, plane, "coredns") == "DEGRADED"
-    shut = up(eks, request_of(accessConfig={"authenticationMode": "CONFIG_MAP"}))["arn"]
+    shut = create_active_cluster(eks, request_of(accessConfig={"authenticationMode": "CONFIG_MAP"}))["arn"]
     nowhere = f"arn:aws:eks:us-east-2:{ACCOUNT}:cluster/nowhere"
-    for wrong, said in (
+    for changes, message_part in (
         ({"Orchestrator": {"Eks": {"ClusterArn": nowhere}}}, "does not exist"),
         ({"Orchestrator": {"Eks": {"ClusterArn": shut}}}, "authentication mode"),
         ({"ClusterRole": None}, "ClusterRole is required"),
@@ -240,8 +242,8 @@ def test_hyperpod_joins_a_cluster_that_the_api_opens_and_brings_the_nodes_that_a
         ({"NodeProvisioningMode": None}, "NodeProvisioningMode Continuous only"),
         ({"NodeRecovery": "None"}, "NodeRecovery Automatic only"),
     ):
-        asked = {name: value for name, value in {**request, **wrong}.items() if value is not None}
-        assert said in refusal(sagemaker.create_cluster, **asked)[1]
+        invalid = {name: value for name, value in {**request, **changes}.items() if value is not None}
+        assert message_part in refusal(sagemaker.create_cluster, **invalid)[1]
     request["InstanceGroups"][0]["CapacityRequirements"] = {"Spot": {}}
     sagemaker.create_cluster(**request)
     assert sagemaker.describe_cluster(ClusterName="on-eks")["ClusterRole"] == scaler

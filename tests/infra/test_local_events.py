@@ -1,4 +1,4 @@
-"""The event player: what AWS does to machines arrives at queues and topics through rules, and groups and metadata follow."""
+"""The event player: rules deliver its events to queues and topics, and groups and metadata change with them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.slow
 REGION = "us-west-2"
 HOOK = "save"
 NEVER = 3600.0
-"""Seconds to an end that does not come while a test looks."""
+"""Seconds to an end that lies after every test."""
 
 
-def gang(network: Network, name: str, kind: str, **data: Any) -> None:
-    """A group of two machines."""
+def create_group(network: Network, name: str, kind: str, **data: Any) -> None:
+    """Create an Auto Scaling group of two instances."""
     template = {"ImageId": "ami-0123456789abcdef0", "InstanceType": kind, **data}
     network.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
     launch = {"LaunchTemplate": {"LaunchTemplateName": name, "Version": "1"}, "VPCZoneIdentifier": network.subnet}
@@ -37,13 +37,13 @@ def gang(network: Network, name: str, kind: str, **data: Any) -> None:
 
 
 class Cluster:
-    """A gang of two spot nodes with a terminate hook, a queue that all rules may write to, and a rule for everything."""
+    """A group of two spot nodes with a terminate hook, and a queue that receives its events."""
 
     def __init__(self, aws: LocalAws, name: str, *, rebalance: bool) -> None:
         self.name, self.aws = name, aws
         self.network = Network(aws)
         self.scaling = self.network.scaling
-        gang(self.network, name, "g6e.8xlarge", InstanceMarketOptions={"MarketType": "spot"})
+        create_group(self.network, name, "g6e.8xlarge", InstanceMarketOptions={"MarketType": "spot"})
         self.scaling.update_auto_scaling_group(AutoScalingGroupName=name, CapacityRebalance=rebalance)
         hook = {"LifecycleHookName": HOOK, "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING"}
         self.scaling.put_lifecycle_hook(AutoScalingGroupName=name, **hook, HeartbeatTimeout=3600)
@@ -51,12 +51,12 @@ class Cluster:
 
     def nodes(self) -> dict[str, str]:
         """Instance ids and their lifecycle states."""
-        shown = self.scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])["AutoScalingGroups"][0]
-        return {one["InstanceId"]: one["LifecycleState"] for one in shown["Instances"]}
+        group = self.scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])["AutoScalingGroups"][0]
+        return {instance["InstanceId"]: instance["LifecycleState"] for instance in group["Instances"]}
 
 
 class Queue:
-    """A queue behind a rule of its own, made through the API."""
+    """A queue with a rule that delivers to it, created through the API."""
 
     def __init__(self, aws: LocalAws, name: str, sources: list[str], *, allowed: bool = True) -> None:
         self.sqs, self.events = client(aws, "sqs"), client(aws, "events")
@@ -70,12 +70,12 @@ class Queue:
 
     def read(self) -> list[dict[str, Any]]:
         """The events in the queue, which is empty afterwards."""
-        read: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         while messages := self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10).get("Messages"):
             for message in messages:
-                read.append(json.loads(message["Body"]))
+                events.append(json.loads(message["Body"]))
                 self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
-        return read
+        return events
 
 
 def policy(action: str, arn: str, rule: str) -> str:
@@ -96,9 +96,7 @@ def cluster(aws: LocalAws) -> Cluster:
     return Cluster(aws, "gang", rebalance=True)
 
 
-def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in_time(
-    aws: LocalAws, cluster: Cluster
-) -> None:
+def test_spot_notice_reaches_queue_metadata_and_group(aws: LocalAws, cluster: Cluster) -> None:
     cluster.queue.read()
     node, before = min(cluster.nodes()), datetime.now(UTC).replace(microsecond=0)
     with LocalMetadata() as metadata:
@@ -109,44 +107,44 @@ def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in
     states = cluster.nodes()
     assert states[node] == "Terminating:Wait"
     assert sorted(states.values()) == ["InService", "InService", "Terminating:Wait"]
-    read = cluster.queue.read()
-    notice = read[0]
-    found = [notice[name] for name in ("version", "detail-type", "source", "account", "region")]
-    assert found == ["0", "EC2 Spot Instance Interruption Warning", "aws.ec2", ACCOUNT, REGION]
+    events_received = cluster.queue.read()
+    notice = events_received[0]
+    header = [notice[name] for name in ("version", "detail-type", "source", "account", "region")]
+    assert header == ["0", "EC2 Spot Instance Interruption Warning", "aws.ec2", ACCOUNT, REGION]
     assert notice["detail"] == {"instance-id": node, "instance-action": "terminate"}
     assert notice["resources"] == [f"arn:aws:ec2:us-west-2a:instance/{node}"]
     assert before <= datetime.fromisoformat(notice["time"]) <= datetime.now(UTC)
-    action = next(one for one in read if one["detail-type"] == "EC2 Instance-terminate Lifecycle Action")
+    action = next(
+        event for event in events_received if event["detail-type"] == "EC2 Instance-terminate Lifecycle Action"
+    )
     assert action["source"] == "aws.autoscaling"
     assert (action["detail"]["EC2InstanceId"], action["detail"]["LifecycleHookName"]) == (node, HOOK)
     aws.events.spot(node, in_s=0.0)
     wait_until(lambda: node not in cluster.nodes())
     assert cluster.nodes().keys().isdisjoint({node})
-    ended = cluster.network.ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]
-    assert ended["State"]["Name"] == "terminated"
+    instance = cluster.network.ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]
+    assert instance["State"]["Name"] == "terminated"
 
 
-def test_a_recommendation_replaces_a_node_whose_hook_ends_when_the_node_says_so(
-    aws: LocalAws, cluster: Cluster
-) -> None:
+def test_rebalanced_node_ends_when_it_completes_its_hook(aws: LocalAws, cluster: Cluster) -> None:
     cluster.queue.read()
     node = min(cluster.nodes())
     aws.events.rebalance(node)
-    assert [one["detail-type"] for one in cluster.queue.read()] == [
+    assert [event["detail-type"] for event in cluster.queue.read()] == [
         "EC2 Instance Rebalance Recommendation",
         "EC2 Instance-terminate Lifecycle Action",
     ]
     assert list(cluster.nodes().values()).count("InService") == 2
-    about = {"AutoScalingGroupName": "gang", "LifecycleHookName": HOOK, "InstanceId": node}
-    cluster.scaling.record_lifecycle_action_heartbeat(**about)
-    cluster.scaling.complete_lifecycle_action(**about, LifecycleActionResult="CONTINUE")
+    lifecycle_action = {"AutoScalingGroupName": "gang", "LifecycleHookName": HOOK, "InstanceId": node}
+    cluster.scaling.record_lifecycle_action_heartbeat(**lifecycle_action)
+    cluster.scaling.complete_lifecycle_action(**lifecycle_action, LifecycleActionResult="CONTINUE")
     wait_until(lambda: node not in cluster.nodes())
-    kinds = wait_for(lambda: [one["detail-type"] for one in cluster.queue.read()])
+    kinds = wait_for(lambda: [event["detail-type"] for event in cluster.queue.read()])
     assert "EC2 Instance State-change Notification" in kinds
-    assert refusal(cluster.scaling.record_lifecycle_action_heartbeat, **about)[0] == "ValidationError"
+    assert refusal(cluster.scaling.record_lifecycle_action_heartbeat, **lifecycle_action)[0] == "ValidationError"
 
 
-def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: LocalAws) -> None:
+def test_group_without_rebalance_replaces_after_the_end(aws: LocalAws) -> None:
     cluster = Cluster(aws, "late", rebalance=False)
     node = min(cluster.nodes())
     aws.events.spot(node, in_s=NEVER)
@@ -156,55 +154,53 @@ def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: Loc
     assert list(cluster.nodes().values()) == ["InService", "InService"]
 
 
-def test_only_a_running_spot_instance_gets_a_notice(aws: LocalAws, cluster: Cluster) -> None:
+def test_spot_notice_needs_a_running_spot_instance(aws: LocalAws, cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="no running instance i-0123456789abcdef0"):
         aws.events.spot("i-0123456789abcdef0")
-    asked = {"ImageId": "ami-0123456789abcdef0", "InstanceType": "m5.large", "SubnetId": cluster.network.subnet}
-    made = cluster.network.ec2.run_instances(**asked, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
+    request = {"ImageId": "ami-0123456789abcdef0", "InstanceType": "m5.large", "SubnetId": cluster.network.subnet}
+    instance = cluster.network.ec2.run_instances(**request, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     with pytest.raises(ValueError, match="is not a spot instance"):
-        aws.events.spot(made)
+        aws.events.spot(instance)
     with pytest.raises(ValueError, match="no spot action"):
         aws.events.spot(min(cluster.nodes()), action="explode")
     with pytest.raises(ValueError, match="no such command"):
         send(f"{aws.control}/control/earthquake", {})
 
 
-def test_a_block_that_was_bought_before_takes_the_group_and_its_end_is_announced(aws: LocalAws) -> None:
+def test_capacity_block_runs_a_group_until_its_announced_end(aws: LocalAws) -> None:
     network = Network(aws)
     queue = Queue(aws, "blocks", ["aws.ec2"])
     block = "cr-0a1b2c3d4e5f60718"
     aws.events.block(block, "p5en.48xlarge", 2, "usw2-az2", REGION, datetime.now(UTC) + timedelta(days=14))
     target = {"CapacityReservationTarget": {"CapacityReservationId": block}}
-    bought = {"InstanceMarketOptions": {"MarketType": "capacity-block"}, "CapacityReservationSpecification": target}
-    gang(network, "blocks", "p5en.48xlarge", **bought)
+    market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}, "CapacityReservationSpecification": target}
+    create_group(network, "blocks", "p5en.48xlarge", **market)
     assert len(aws.events.state()["groups"]["blocks"]) == 2
     queue.read()
-    said = aws.events.block_expiry(block)
+    expiry = aws.events.block_expiry(block)
     (warning,) = queue.read()
     assert warning["detail-type"] == "Capacity Block Expiration Warning"
-    assert warning["detail"] == {"capacity-reservation-id": block, "end-date": said["ends"]}
+    assert warning["detail"] == {"capacity-reservation-id": block, "end-date": expiry["ends"]}
     assert warning["resources"] == [f"arn:aws:ec2:{REGION}:{ACCOUNT}:capacity-reservation/{block}"]
-    assert sorted(said["instances"]) == sorted(aws.events.state()["groups"]["blocks"])
+    assert sorted(expiry["instances"]) == sorted(aws.events.state()["groups"]["blocks"])
     aws.events.block_expiry(block, in_s=0.0)
-    wait_until(lambda: not set(said["instances"]) & set(aws.events.state()["groups"]["blocks"]))
+    wait_until(lambda: not set(expiry["instances"]) & set(aws.events.state()["groups"]["blocks"]))
     with pytest.raises(ValueError, match="there is no capacity reservation"):
         aws.events.block_expiry("cr-0123456789abcdef0")
 
 
-def test_health_announces_a_change_that_has_not_come_yet(aws: LocalAws, cluster: Cluster) -> None:
+def test_health_event_leaves_the_instance_running(aws: LocalAws, cluster: Cluster) -> None:
     cluster.queue.read()
     node = min(cluster.nodes())
     aws.events.health(node)
     (event,) = cluster.queue.read()
     assert (event["source"], event["detail-type"]) == ("aws.health", "AWS Health Event")
     assert (event["detail"]["service"], event["detail"]["eventTypeCategory"]) == ("EC2", "scheduledChange")
-    assert [one["entityValue"] for one in event["detail"]["affectedEntities"]] == [node]
+    assert [entity["entityValue"] for entity in event["detail"]["affectedEntities"]] == [node]
     assert cluster.nodes()[node] == "InService"
 
 
-def test_a_topic_gets_the_event_too_and_a_disabled_rule_or_one_of_another_pattern_stays_silent(
-    aws: LocalAws, cluster: Cluster
-) -> None:
+def test_only_enabled_matching_rules_deliver(aws: LocalAws, cluster: Cluster) -> None:
     sns, events, sqs = client(aws, "sns"), client(aws, "events"), client(aws, "sqs")
     topic = sns.create_topic(Name="mail")["TopicArn"]
     inbox = sqs.create_queue(QueueName="inbox")["QueueUrl"]
@@ -220,34 +216,34 @@ def test_a_topic_gets_the_event_too_and_a_disabled_rule_or_one_of_another_patter
     assert (other.read(), off.read()) == ([], [])
 
 
-def test_a_rule_that_may_not_write_delivers_nothing_and_its_event_is_kept_where_it_may(
-    aws: LocalAws, cluster: Cluster
-) -> None:
-    shut = Queue(aws, "shut", ["aws.health"], allowed=False)
-    sqs = shut.sqs
-    dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
+def test_denied_delivery_goes_to_the_dead_letter_queue(aws: LocalAws, cluster: Cluster) -> None:
+    closed = Queue(aws, "shut", ["aws.health"], allowed=False)
+    sqs = closed.sqs
+    dead_letters = sqs.create_queue(QueueName="dead")["QueueUrl"]
     arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:dead"
-    sqs.set_queue_attributes(QueueUrl=dead, Attributes={"Policy": policy("sqs:SendMessage", arn, shut.rule)})
-    shut.events.put_targets(Rule="shut", Targets=[{"Id": "queue", "Arn": shut.arn, "DeadLetterConfig": {"Arn": arn}}])
+    sqs.set_queue_attributes(QueueUrl=dead_letters, Attributes={"Policy": policy("sqs:SendMessage", arn, closed.rule)})
+    closed.events.put_targets(
+        Rule="shut", Targets=[{"Id": "queue", "Arn": closed.arn, "DeadLetterConfig": {"Arn": arn}}]
+    )
     aws.events.health(min(cluster.nodes()))
-    assert shut.read() == []
-    (message,) = sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"])["Messages"]
+    assert closed.read() == []
+    (message,) = sqs.receive_message(QueueUrl=dead_letters, MessageAttributeNames=["All"])["Messages"]
     assert json.loads(message["Body"])["source"] == "aws.health"
     assert message["MessageAttributes"]["ERROR_CODE"]["StringValue"] == "NO_PERMISSIONS"
-    why = next(one["why"] for one in aws.events.state()["undelivered"] if one["rule"] == "shut")
-    assert f"the policy of {shut.arn} does not let events.amazonaws.com" in why
+    reason = next(event["why"] for event in aws.events.state()["undelivered"] if event["rule"] == "shut")
+    assert f"the policy of {closed.arn} does not let events.amazonaws.com" in reason
 
 
-def test_nobody_but_aws_may_put_an_event_of_aws(aws: LocalAws) -> None:
+def test_user_event_with_aws_source_is_refused(aws: LocalAws) -> None:
     queue = Queue(aws, "users", ["aws.ec2", "my.app"])
     entry = {"DetailType": "t", "Detail": "{}"}
-    said = queue.events.put_events(Entries=[{**entry, "Source": "aws.ec2"}, {**entry, "Source": "my.app"}])
-    assert said["FailedEntryCount"] == 1
-    assert said["Entries"][0]["ErrorCode"] == "NotAuthorizedForSourceException"
-    assert [one["source"] for one in queue.read()] == ["my.app"]
+    response = queue.events.put_events(Entries=[{**entry, "Source": "aws.ec2"}, {**entry, "Source": "my.app"}])
+    assert response["FailedEntryCount"] == 1
+    assert response["Entries"][0]["ErrorCode"] == "NotAuthorizedForSourceException"
+    assert [event["source"] for event in queue.read()] == ["my.app"]
 
 
-def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: LocalAws) -> None:
+def test_faulty_hyperpod_node_is_replaced(aws: LocalAws) -> None:
     put_scripts(aws)
     network, sagemaker = Network(aws), client(aws, "sagemaker")
     queue = Queue(aws, "hyperpod", ["aws.sagemaker"])
@@ -255,61 +251,69 @@ def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: Loc
     sagemaker.create_cluster(**slurm_cluster("faults", network, role))
 
     def workers() -> dict[str, str]:
-        shown = sagemaker.list_cluster_nodes(ClusterName="faults")["ClusterNodeSummaries"]
-        ours = [one for one in shown if one["InstanceGroupName"] == "train"]
-        return {one["InstanceId"]: one["InstanceStatus"]["Status"] for one in ours}
+        summaries = sagemaker.list_cluster_nodes(ClusterName="faults")["ClusterNodeSummaries"]
+        train_nodes = [summary for summary in summaries if summary["InstanceGroupName"] == "train"]
+        return {summary["InstanceId"]: summary["InstanceStatus"]["Status"] for summary in train_nodes}
 
     wait_until(lambda: len(workers()) == 4)
     queue.read()
     faulty, tired, *_ = before = sorted(workers())
-    fresh = aws.events.node_fault("faults", faulty, REGION)["instance"]
-    assert fresh not in before
-    assert set(workers()) == {fresh, *before} - {faulty}
+    replaced = aws.events.node_fault("faults", faulty, REGION)["instance"]
+    assert replaced not in before
+    assert set(workers()) == {replaced, *before} - {faulty}
     kind = "SageMaker HyperPod Cluster Node Health Event"
-    health = [one["detail"] for one in queue.read() if one["detail-type"] == kind]
-    assert [one["InstanceId"] for one in health] == [faulty, fresh]
-    assert [one["HealthSummary"]["HealthStatus"] for one in health] == ["Unhealthy", "Healthy"]
+    health = [event["detail"] for event in queue.read() if event["detail-type"] == kind]
+    assert [detail["InstanceId"] for detail in health] == [faulty, replaced]
+    assert [detail["HealthSummary"]["HealthStatus"] for detail in health] == ["Unhealthy", "Healthy"]
     assert "NvidiaErrorTerminate" in health[0]["HealthSummary"]["HealthStatusReason"]
-    other = aws.events.node_replacement("faults", tired, REGION)["instance"]
-    assert set(workers()) == {fresh, other, *before} - {faulty, tired}
+    replacement = aws.events.node_replacement("faults", tired, REGION)["instance"]
+    assert set(workers()) == {replaced, replacement, *before} - {faulty, tired}
     assert set(workers().values()) == {"Running"}
-    told = [one["detail"]["EventDetails"]["InstanceId"] for one in queue.read() if "EventDetails" in one["detail"]]
-    assert tired in told
+    details = [event["detail"]["EventDetails"] for event in queue.read() if "EventDetails" in event["detail"]]
+    assert tired in [detail["InstanceId"] for detail in details]
     with pytest.raises(ValueError, match=faulty):
         aws.events.node_fault("faults", faulty, REGION)
     with pytest.raises(ValueError, match="nowhere"):
-        aws.events.node_replacement("nowhere", fresh, REGION)
+        aws.events.node_replacement("nowhere", replaced, REGION)
     in_service(sagemaker, "faults")
     sagemaker.update_cluster(ClusterName="faults", NodeRecovery="None")
     in_service(sagemaker, "faults")
-    assert aws.events.node_fault("faults", fresh, REGION)["instance"] == fresh
-    assert workers()[fresh] == "Failure"
+    assert aws.events.node_fault("faults", replaced, REGION)["instance"] == replaced
+    assert workers()[replaced] == "Failure"
 
 
-def test_control_addresses_are_on_loopback_only() -> None:
+def test_control_address_outside_loopback_is_refused() -> None:
     with pytest.raises(ValueError, match="on loopback"):
         Events("http://192.0.2.1:80").rebalance("i-0123456789abcdef0")
 
 
-def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothing_running() -> None:
+def test_command_line_prints_limits_and_plays_events() -> None:
     server = subprocess.Popen([sys.executable, "-m", "infra.local"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    said: list[str] = []
-    while not said or not said[-1].startswith("export LUSTRAIN_LOCAL_METADATA_CONTROL="):
-        said.append(server.stdout.readline().strip())
-        assert said[-1] or server.poll() is None
-    exports = dict(line.removeprefix("export ").split("=", 1) for line in said if line.startswith("export "))
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith("export LUSTRAIN_LOCAL_METADATA_CONTROL="):
+        lines.append(server.stdout.readline().strip())
+        assert lines[-1] or server.poll() is None
+    exports = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
     try:
         for module in (*additions.MODULES, *additions.SHARED_MODULES):
             left_out = importlib.import_module(f"infra.local.additions.{module}").LEFT_OUT
-            assert f"#   {left_out}" in said, module
-        assert any(line.startswith("#   instance metadata: no IMDSv1") for line in said)
+            assert f"#   {left_out}" in lines, module
+        assert any(line.startswith("#   instance metadata: no IMDSv1") for line in lines)
         play = [sys.executable, "-m", "infra.local"]
-        heard: dict[str, Any] = {"env": {**os.environ, **exports}, "capture_output": True, "text": True, "timeout": 300}
-        done = subprocess.run([*play, "state"], **heard)
-        assert json.loads(done.stdout) == {"groups": {}, "undelivered": []}
-        done = subprocess.run([*play, "spot", "instance=i-0123456789abcdef0"], **heard)
-        assert (done.returncode, done.stdout) == (2, "spot: no running instance i-0123456789abcdef0 in any region\n")
+        options: dict[str, Any] = {
+            "env": {**os.environ, **exports},
+            "capture_output": True,
+            "text": True,
+            "timeout": 300,
+        }
+        completed = subprocess.run([*play, "state"], **options)
+        assert json.loads(completed.stdout) == {"groups": {}, "undelivered": []}
+        completed = subprocess.run([*play, "spot", "instance=i-0123456789abcdef0"], **options)
+        assert (completed.returncode, completed.stdout) == (
+            2,
+            "spot: no running instance i-0123456789abcdef0 in any region\n",
+        )
     finally:
         server.terminate()
         assert server.wait(300) == 0

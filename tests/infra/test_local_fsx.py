@@ -1,4 +1,4 @@
-"""FSx of the embedded AWS accepts and refuses what FSx does, fills in its defaults and keeps what it is told."""
+"""FSx of the embedded AWS validates like FSx, fills in its defaults and stores all fields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bucket(aws: LocalAws) -> None:
 
 
 def lustre(network: Network, capacity: int | None = 4800, **changes: Any) -> dict[str, Any]:
-    """A request for an EFA file system of 1000 MB/s per TiB; `changes` replace members, None takes one away."""
+    """A request for an EFA file system of 1000 MB/s per TiB; `changes` replace members, and None removes a member."""
     top = {name: changes.pop(name) for name in TOP if name in changes}
     rate = {"PerUnitStorageThroughput": 1000, "EfaEnabled": True, "MetadataConfiguration": {"Mode": "AUTOMATIC"}}
     configuration = {"DeploymentType": "PERSISTENT_2", **rate, **changes}
@@ -47,7 +47,7 @@ def lustre(network: Network, capacity: int | None = 4800, **changes: Any) -> dic
 
 
 def tiered(network: Network, **changes: Any) -> dict[str, Any]:
-    own = {
+    defaults = {
         "StorageType": "INTELLIGENT_TIERING",
         "PerUnitStorageThroughput": None,
         "EfaEnabled": False,
@@ -55,7 +55,7 @@ def tiered(network: Network, **changes: Any) -> dict[str, Any]:
         "MetadataConfiguration": {"Mode": "USER_PROVISIONED", "Iops": 6000},
         "DataReadCacheConfiguration": {"SizingMode": "PROPORTIONAL_TO_THROUGHPUT_CAPACITY"},
     }
-    return lustre(network, None, **{**own, **changes})
+    return lustre(network, None, **{**defaults, **changes})
 
 
 def openzfs(network: Network, throughput: int = 320) -> dict[str, Any]:
@@ -68,30 +68,30 @@ def openzfs(network: Network, throughput: int = 320) -> dict[str, Any]:
     return {"FileSystemType": "OPENZFS", "StorageCapacity": 256, **where, "OpenZFSConfiguration": configuration}
 
 
-def available(fsx: Any, request: dict[str, Any]) -> dict[str, Any]:
-    made = fsx.create_file_system(**request)["FileSystem"]
-    assert made["Lifecycle"] == "CREATING"
-    return wait(lambda: fsx.describe_file_systems(FileSystemIds=[made["FileSystemId"]])["FileSystems"][0])
+def create_available(fsx: Any, request: dict[str, Any]) -> dict[str, Any]:
+    file_system = fsx.create_file_system(**request)["FileSystem"]
+    assert file_system["Lifecycle"] == "CREATING"
+    return wait_until_available(
+        lambda: fsx.describe_file_systems(FileSystemIds=[file_system["FileSystemId"]])["FileSystems"][0]
+    )
 
 
-def wait(look: Any) -> dict[str, Any]:
-    found: dict[str, Any] = wait_for(look, lambda seen: seen["Lifecycle"] == "AVAILABLE")
-    return found
+def wait_until_available(describe: Any) -> dict[str, Any]:
+    resource: dict[str, Any] = wait_for(describe, lambda resource: resource["Lifecycle"] == "AVAILABLE")
+    return resource
 
 
-def test_a_new_lustre_file_system_has_the_defaults_of_the_service_and_is_gone_once_deleted(
-    fsx: Any, network: Network
-) -> None:
-    found = available(fsx, lustre(network))
-    configuration = found["LustreConfiguration"]
-    assert (found["VpcId"], found["FileSystemTypeVersion"]) == (network.vpc, "2.15")
-    assert found["DNSName"] == f"{found['FileSystemId']}.fsx.us-west-2.amazonaws.com"
+def test_new_lustre_file_system_has_service_defaults(fsx: Any, network: Network) -> None:
+    file_system = create_available(fsx, lustre(network))
+    configuration = file_system["LustreConfiguration"]
+    assert (file_system["VpcId"], file_system["FileSystemTypeVersion"]) == (network.vpc, "2.15")
+    assert file_system["DNSName"] == f"{file_system['FileSystemId']}.fsx.us-west-2.amazonaws.com"
     assert len(configuration["MountName"]) == 8
     assert configuration["MetadataConfiguration"] == {"Mode": "AUTOMATIC", "Iops": 6000}
     assert configuration["DataCompressionType"] == "NONE"
     assert configuration["LogConfiguration"] == {"Level": "DISABLED"}
-    fsx.delete_file_system(FileSystemId=found["FileSystemId"])
-    assert refusal(fsx.describe_file_systems, FileSystemIds=[found["FileSystemId"]])[0] == "FileSystemNotFound"
+    fsx.delete_file_system(FileSystemId=file_system["FileSystemId"])
+    assert refusal(fsx.describe_file_systems, FileSystemIds=[file_system["FileSystemId"]])[0] == "FileSystemNotFound"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_new_lustre_file_system_has_the_defaults_of_the_service_and_is_gone_on
         (250, 3600, False, False),
     ],
 )
-def test_capacity_goes_in_the_steps_of_its_throughput(
+def test_capacity_must_match_the_steps_of_its_throughput(
     fsx: Any, network: Network, per_unit: int, capacity: int, efa: bool, fits: bool
 ) -> None:
     request = lustre(network, capacity, PerUnitStorageThroughput=per_unit, EfaEnabled=efa)
@@ -144,89 +144,83 @@ def test_capacity_goes_in_the_steps_of_its_throughput(
         (openzfs, {"throughput": 300}, "BadRequest"),
     ],
 )
-def test_fsx_refuses_what_it_does_not_sell(fsx: Any, network: Network, make: Any, changes: Any, code: str) -> None:
+def test_invalid_file_system_is_refused(fsx: Any, network: Network, make: Any, changes: Any, code: str) -> None:
     assert refusal(fsx.create_file_system, **make(network, **changes))[0] == code
 
 
-def test_file_servers_must_reach_each_other_and_efa_needs_a_group_that_is_open_to_itself_both_ways(
-    fsx: Any, network: Network
-) -> None:
+def test_closed_security_groups_are_refused(fsx: Any, network: Network) -> None:
     group = network.closed_group("half-open")
-    own = {"UserIdGroupPairs": [{"GroupId": group}]}
-    lnet = [{"IpProtocol": "tcp", "FromPort": 988, "ToPort": 988, **own}]
+    to_itself = {"UserIdGroupPairs": [{"GroupId": group}]}
+    lnet = [{"IpProtocol": "tcp", "FromPort": 988, "ToPort": 988, **to_itself}]
     tcp, efa = (lustre(network, EfaEnabled=efa, SecurityGroupIds=[group]) for efa in (False, True))
     assert refusal(fsx.create_file_system, **tcp)[0] == "InvalidNetworkSettings"
     network.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=lnet)
     fsx.create_file_system(**tcp)
-    network.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[{"IpProtocol": "-1", **own}])
+    network.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[{"IpProtocol": "-1", **to_itself}])
     assert refusal(fsx.create_file_system, **efa)[0] == "InvalidNetworkSettings"
-    network.ec2.authorize_security_group_egress(GroupId=group, IpPermissions=[{"IpProtocol": "-1", **own}])
+    network.ec2.authorize_security_group_egress(GroupId=group, IpPermissions=[{"IpProtocol": "-1", **to_itself}])
     fsx.create_file_system(**efa)
 
 
-def test_the_same_token_makes_one_file_system_and_another_request_under_it_is_refused(
-    fsx: Any, network: Network
-) -> None:
+def test_client_token_reuse_creates_once(fsx: Any, network: Network) -> None:
     request = lustre(network) | {"ClientRequestToken": "token-1"}
     first = fsx.create_file_system(**request)["FileSystem"]["FileSystemId"]
     assert fsx.create_file_system(**request)["FileSystem"]["FileSystemId"] == first
     assert refusal(fsx.create_file_system, **request | {"StorageCapacity": 9600})[0] == "IncompatibleParameterError"
 
 
-def test_what_can_change_changes_in_place_and_the_rest_is_refused(fsx: Any, network: Network) -> None:
-    name = available(fsx, lustre(network))["FileSystemId"]
-    more = {"DataCompressionType": "LZ4", "MetadataConfiguration": {"Mode": "USER_PROVISIONED", "Iops": 12000}}
-    fsx.update_file_system(FileSystemId=name, StorageCapacity=9600, LustreConfiguration=more)
-    found = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"][0]
-    assert found["StorageCapacity"] == 9600
-    assert {key: found["LustreConfiguration"][key] for key in more} == more
-    assert found["AdministrativeActions"][0]["Status"] == "COMPLETED"
-    for changes in (
+def test_update_changes_in_place_or_is_refused(fsx: Any, network: Network) -> None:
+    name = create_available(fsx, lustre(network))["FileSystemId"]
+    changes = {"DataCompressionType": "LZ4", "MetadataConfiguration": {"Mode": "USER_PROVISIONED", "Iops": 12000}}
+    fsx.update_file_system(FileSystemId=name, StorageCapacity=9600, LustreConfiguration=changes)
+    file_system = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"][0]
+    assert file_system["StorageCapacity"] == 9600
+    assert {key: file_system["LustreConfiguration"][key] for key in changes} == changes
+    assert file_system["AdministrativeActions"][0]["Status"] == "COMPLETED"
+    for invalid in (
         {"StorageCapacity": 4800},
         {"StorageCapacity": 12000},
         {"LustreConfiguration": {"PerUnitStorageThroughput": 500}},
         {"LustreConfiguration": {"MetadataConfiguration": {"Iops": 6000}}},
         {"FileSystemTypeVersion": "2.12"},
     ):
-        assert refusal(fsx.update_file_system, FileSystemId=name, **changes)[0] == "BadRequest"
+        assert refusal(fsx.update_file_system, FileSystemId=name, **invalid)[0] == "BadRequest"
 
 
 def linked(name: str, folder: str, repository: str) -> dict[str, Any]:
     return {"FileSystemId": name, "FileSystemPath": folder, "DataRepositoryPath": repository}
 
 
-def test_associations_are_linked_one_after_another(fsx: Any, network: Network) -> None:
-    name = available(fsx, lustre(network))["FileSystemId"]
-    events, began = {"AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}, time.monotonic()
+def test_associations_are_linked_in_sequence(fsx: Any, network: Network) -> None:
+    name = create_available(fsx, lustre(network))["FileSystemId"]
+    events, start = {"AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}, time.monotonic()
     first, second = (
         fsx.create_data_repository_association(**linked(name, f"/{word}", f"s3://{BUCKET}/{word}"), S3=events)
         for word in ("data", "results")
     )
-    first, second = (made["Association"]["AssociationId"] for made in (first, second))
+    first, second = (response["Association"]["AssociationId"] for response in (first, second))
 
-    def look(one: str) -> dict[str, Any]:
-        found: dict[str, Any] = fsx.describe_data_repository_associations(AssociationIds=[one])["Associations"][0]
-        return found
+    def describe(association_id: str) -> dict[str, Any]:
+        response = fsx.describe_data_repository_associations(AssociationIds=[association_id])
+        return dict(response["Associations"][0])
 
-    wait(lambda: look(second))
-    assert look(first)["Lifecycle"] == "AVAILABLE"
-    assert time.monotonic() - began >= 2 * LINKING_SECONDS
+    wait_until_available(lambda: describe(second))
+    assert describe(first)["Lifecycle"] == "AVAILABLE"
+    assert time.monotonic() - start >= 2 * LINKING_SECONDS
     fsx.update_data_repository_association(AssociationId=first, S3={"AutoExportPolicy": {"Events": ["NEW"]}})
-    assert look(first)["S3"] == {**events, "AutoExportPolicy": {"Events": ["NEW"]}}
+    assert describe(first)["S3"] == {**events, "AutoExportPolicy": {"Events": ["NEW"]}}
     fsx.delete_data_repository_association(AssociationId=first)
-    assert refusal(look, one=first)[0] == "DataRepositoryAssociationNotFound"
+    assert refusal(describe, association_id=first)[0] == "DataRepositoryAssociationNotFound"
     by_file_system = [{"Name": "file-system-id", "Values": [name]}]
-    left = fsx.describe_data_repository_associations(Filters=by_file_system)["Associations"]
-    assert [one["AssociationId"] for one in left] == [second]
+    associations = fsx.describe_data_repository_associations(Filters=by_file_system)["Associations"]
+    assert [association["AssociationId"] for association in associations] == [second]
 
 
-def test_an_association_keeps_to_its_own_folder_and_prefix_and_a_ninth_is_refused(
-    aws: LocalAws, fsx: Any, network: Network
-) -> None:
-    name = available(fsx, lustre(network))["FileSystemId"]
+def test_overlapping_or_ninth_association_is_refused(aws: LocalAws, fsx: Any, network: Network) -> None:
+    name = create_available(fsx, lustre(network))["FileSystemId"]
     client(aws, "s3", "us-east-1").create_bucket(Bucket="lustrain-far")
     fsx.create_data_repository_association(**linked(name, "/data", f"s3://{BUCKET}/data"))
-    for folder, repository, said in (
+    for folder, repository, message_part in (
         ("/data/train", f"s3://{BUCKET}/other", "FileSystemPath /data/train/ overlaps"),
         ("/", f"s3://{BUCKET}/other", "FileSystemPath / overlaps"),
         ("/other", f"s3://{BUCKET}/data/deeper/", "overlaps"),
@@ -237,54 +231,54 @@ def test_an_association_keeps_to_its_own_folder_and_prefix_and_a_ninth_is_refuse
         ("/other", "s3://lustrain-far", "is in us-east-1"),
     ):
         code, message = refusal(fsx.create_data_repository_association, **linked(name, folder, repository))
-        assert (code, said in message) == ("BadRequest", True), message
-    for beside in [f"data-{n}" for n in range(2, 9)]:
-        fsx.create_data_repository_association(**linked(name, f"/{beside}", f"s3://{BUCKET}/{beside}"))
+        assert (code, message_part in message) == ("BadRequest", True), message
+    for folder_name in [f"data-{n}" for n in range(2, 9)]:
+        fsx.create_data_repository_association(**linked(name, f"/{folder_name}", f"s3://{BUCKET}/{folder_name}"))
     ninth = linked(name, "/data-9", f"s3://{BUCKET}/data-9")
     assert "at most 8" in refusal(fsx.create_data_repository_association, **ninth)[1]
-    cold = available(fsx, tiered(network))["FileSystemId"]
-    wrong = refusal(fsx.create_data_repository_association, **linked(cold, "/data", f"s3://{BUCKET}"))
-    assert "Intelligent-Tiering" in wrong[1]
+    tiered_id = create_available(fsx, tiered(network))["FileSystemId"]
+    refused = refusal(fsx.create_data_repository_association, **linked(tiered_id, "/data", f"s3://{BUCKET}"))
+    assert "Intelligent-Tiering" in refused[1]
 
 
-def test_an_openzfs_file_system_comes_with_a_root_volume_that_can_change(fsx: Any, network: Network) -> None:
-    found = available(fsx, openzfs(network))
-    root = found["OpenZFSConfiguration"]["RootVolumeId"]
-    assert found["OpenZFSConfiguration"]["DiskIopsConfiguration"] == {"Mode": "AUTOMATIC", "Iops": 768}
+def test_openzfs_root_volume_can_be_changed(fsx: Any, network: Network) -> None:
+    file_system = create_available(fsx, openzfs(network))
+    root = file_system["OpenZFSConfiguration"]["RootVolumeId"]
+    assert file_system["OpenZFSConfiguration"]["DiskIopsConfiguration"] == {"Mode": "AUTOMATIC", "Iops": 768}
     exports = [{"ClientConfigurations": [{"Clients": "10.0.0.0/16", "Options": ["rw", "no_root_squash"]}]}]
     fsx.update_volume(VolumeId=root, OpenZFSConfiguration={"NfsExports": exports})
     volume = fsx.describe_volumes(VolumeIds=[root])["Volumes"][0]["OpenZFSConfiguration"]
     assert (volume["NfsExports"], volume["DataCompressionType"]) == (exports, "ZSTD")
-    assert "10 percent" in refusal(fsx.update_file_system, FileSystemId=found["FileSystemId"], StorageCapacity=260)[1]
-    fsx.update_file_system(FileSystemId=found["FileSystemId"], StorageCapacity=512)
-    grown = fsx.describe_file_systems(FileSystemIds=[found["FileSystemId"]])["FileSystems"][0]
+    too_small = refusal(fsx.update_file_system, FileSystemId=file_system["FileSystemId"], StorageCapacity=260)
+    assert "10 percent" in too_small[1]
+    fsx.update_file_system(FileSystemId=file_system["FileSystemId"], StorageCapacity=512)
+    grown = fsx.describe_file_systems(FileSystemIds=[file_system["FileSystemId"]])["FileSystems"][0]
     assert grown["OpenZFSConfiguration"]["DiskIopsConfiguration"]["Iops"] == 1536
-    fsx.delete_file_system(FileSystemId=found["FileSystemId"])
+    fsx.delete_file_system(FileSystemId=file_system["FileSystemId"])
     assert refusal(fsx.describe_volumes, VolumeIds=[root])[0] == "VolumeNotFound"
 
 
 @pytest.mark.parametrize("make", [lustre, openzfs])
-def test_subnet_group_and_vpc_stay_while_a_file_system_has_interfaces_in_them(
-    aws: LocalAws, fsx: Any, make: Any
-) -> None:
+def test_network_of_file_system_cannot_be_deleted(aws: LocalAws, fsx: Any, make: Any) -> None:
     network = Network(aws)
     ec2 = network.ec2
     unused = network.closed_group("unused")
-    made = available(fsx, make(network))
-    shown = ec2.describe_network_interfaces(NetworkInterfaceIds=made["NetworkInterfaceIds"])["NetworkInterfaces"]
-    assert len(shown) == 2
-    for one in shown:
-        assert (one["Description"], one["Status"], one["RequesterManaged"]) == ("Created by Amazon FSx", "in-use", True)
-        assert (one["SubnetId"], [group["GroupId"] for group in one["Groups"]]) == (network.subnet, [network.group])
+    file_system = create_available(fsx, make(network))
+    ids = file_system["NetworkInterfaceIds"]
+    interfaces = ec2.describe_network_interfaces(NetworkInterfaceIds=ids)["NetworkInterfaces"]
+    assert len(interfaces) == 2
+    for nic in interfaces:
+        assert (nic["Description"], nic["Status"], nic["RequesterManaged"]) == ("Created by Amazon FSx", "in-use", True)
+        assert (nic["SubnetId"], [group["GroupId"] for group in nic["Groups"]]) == (network.subnet, [network.group])
     assert refusal(ec2.delete_subnet, SubnetId=network.subnet)[0] == "DependencyViolation"
     assert refusal(ec2.delete_security_group, GroupId=network.group)[0] == "DependencyViolation"
     assert refusal(ec2.delete_vpc, VpcId=network.vpc)[0] == "DependencyViolation"
-    by_hand = refusal(ec2.delete_network_interface, NetworkInterfaceId=shown[0]["NetworkInterfaceId"])
+    by_hand = refusal(ec2.delete_network_interface, NetworkInterfaceId=interfaces[0]["NetworkInterfaceId"])
     assert by_hand[0] == "InvalidParameterValue"
     ec2.delete_security_group(GroupId=unused)
-    fsx.delete_file_system(FileSystemId=made["FileSystemId"])
-    gone = refusal(ec2.describe_network_interfaces, NetworkInterfaceIds=made["NetworkInterfaceIds"])
-    assert gone[0] == "InvalidNetworkInterfaceID.NotFound"
+    fsx.delete_file_system(FileSystemId=file_system["FileSystemId"])
+    missing = refusal(ec2.describe_network_interfaces, NetworkInterfaceIds=ids)
+    assert missing[0] == "InvalidNetworkInterfaceID.NotFound"
     ec2.delete_subnet(SubnetId=network.subnet)
     ec2.delete_security_group(GroupId=network.group)
     ec2.delete_vpc(VpcId=network.vpc)

@@ -1,4 +1,4 @@
-"""HyperPod of the embedded AWS keeps every field, makes what the service makes and refuses what it refuses."""
+"""HyperPod of the embedded AWS stores every field and validates like the service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def role(aws: LocalAws) -> str:
 
 @pytest.fixture(scope="module")
 def request_of(aws: LocalAws, network: Network, role: str) -> Callable[..., dict[str, Any]]:
-    """A request for a Slurm cluster that the service accepts; each call under a name of its own unless `ClusterName` says."""
+    """A function that returns a valid request for a Slurm cluster, with a new name unless `ClusterName` is set."""
     put_scripts(aws)
     count = 0
 
@@ -44,10 +44,10 @@ def request_of(aws: LocalAws, network: Network, role: str) -> Callable[..., dict
 
 
 def put_scripts(aws: LocalAws) -> None:
-    """The life-cycle scripts that `slurm_cluster` names; a second time changes nothing."""
+    """Upload the life-cycle scripts that `slurm_cluster` names; a second call changes nothing."""
     s3 = client(aws, "s3")
     bucket, _, folder = SCRIPTS.removeprefix("s3://").partition("/")
-    if bucket not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
+    if bucket not in [bucket_description["Name"] for bucket_description in s3.list_buckets()["Buckets"]]:
         s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     s3.put_object(Bucket=bucket, Key=f"{folder}/on_init.sh", Body=b"#!/bin/sh\n")
 
@@ -93,7 +93,7 @@ def slurm_cluster(name: str, network: Network, role: str) -> dict[str, Any]:
 
 
 def workers_with(request: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The request with members of its second group replaced; None takes one away."""
+    """The request with members of its second group replaced; None removes a member."""
     controller, workers = request["InstanceGroups"]
     changed = {name: value for name, value in {**workers, **changes}.items() if value is not None}
     return {**request, "InstanceGroups": [controller, changed]}
@@ -104,33 +104,34 @@ def volume(**members: Any) -> dict[str, Any]:
 
 
 def in_service(sagemaker: Any, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = wait_for(
-        lambda: sagemaker.describe_cluster(ClusterName=name), lambda seen: seen["ClusterStatus"] == "InService"
+    description: dict[str, Any] = wait_for(
+        lambda: sagemaker.describe_cluster(ClusterName=name),
+        lambda description: description["ClusterStatus"] == "InService",
     )
-    return found
+    return description
 
 
-def test_a_cluster_is_created_with_every_field_and_gone_once_deleted(sagemaker: Any, request_of: Any) -> None:
+def test_cluster_keeps_every_field_until_it_is_deleted(sagemaker: Any, request_of: Any) -> None:
     request = request_of()
     arn, name = sagemaker.create_cluster(**request)["ClusterArn"], request["ClusterName"]
     assert sagemaker.describe_cluster(ClusterName=arn)["ClusterStatus"] == "Creating"
-    found = in_service(sagemaker, name)
+    description = in_service(sagemaker, name)
     for key in ("NodeProvisioningMode", "NodeRecovery", "Orchestrator", "VpcConfig"):
-        assert found[key] == request[key]
-    workers, asked = found["InstanceGroups"][1], request["InstanceGroups"][1]
-    for key in asked.keys() - {"InstanceCount", "MinInstanceCount"}:
-        assert workers[key] == asked[key]
+        assert description[key] == request[key]
+    workers, requested = description["InstanceGroups"][1], request["InstanceGroups"][1]
+    for key in requested.keys() - {"InstanceCount", "MinInstanceCount"}:
+        assert workers[key] == requested[key]
     assert (workers["CurrentCount"], workers["TargetCount"], workers["MinCount"]) == (4, 4, 2)
     sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "team", "Value": "ml"}])
     assert sagemaker.list_tags(ResourceArn=arn)["Tags"] == [*request["Tags"], {"Key": "team", "Value": "ml"}]
     assert refusal(sagemaker.create_cluster, **request)[0] == "ResourceInUse"
     sagemaker.delete_cluster(ClusterName=name)
     assert refusal(sagemaker.describe_cluster, ClusterName=name)[0] == "ResourceNotFound"
-    assert name not in [one["ClusterName"] for one in sagemaker.list_clusters()["ClusterSummaries"]]
+    assert name not in [summary["ClusterName"] for summary in sagemaker.list_clusters()["ClusterSummaries"]]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_part"),
     [
         ({"ClusterName": "ends-with-"}, "'clusterName' failed to satisfy constraint"),
         ({"Orchestrator": {}}, "exactly one of Eks and Slurm"),
@@ -141,13 +142,15 @@ def test_a_cluster_is_created_with_every_field_and_gone_once_deleted(sagemaker: 
         ({"NodeRecovery": "Sometimes"}, "enum value set: [Automatic, None]"),
     ],
 )
-def test_a_wrong_cluster_is_refused(sagemaker: Any, request_of: Any, changes: dict[str, Any], said: str) -> None:
+def test_invalid_cluster_is_refused(
+    sagemaker: Any, request_of: Any, changes: dict[str, Any], message_part: str
+) -> None:
     code, message = refusal(sagemaker.create_cluster, **request_of(**changes))
-    assert (code, said in message) == ("ValidationException", True), message
+    assert (code, message_part in message) == ("ValidationException", True), message
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_part"),
     [
         ({"InstanceType": "ml.p7.48xlarge"}, "enum value set"),
         ({"InstanceType": None}, "exactly one of InstanceType and InstanceRequirements"),
@@ -169,15 +172,15 @@ def test_a_wrong_cluster_is_refused(sagemaker: Any, request_of: Any, changes: di
         ({"AutoPatchConfig": {"PatchingStrategy": "WhenIdle", "DrainPolicy": SKIP}}, "for DrainFirst only"),
     ],
 )
-def test_a_wrong_group_is_refused(sagemaker: Any, request_of: Any, changes: dict[str, Any], said: str) -> None:
-    code, message = refusal(sagemaker.create_cluster, **workers_with(request_of(), **changes))
-    assert (code, said in message) == ("ValidationException", True), message
-
-
-def test_image_key_patches_and_accounting_come_back_and_what_cannot_change_does_not(
-    aws: LocalAws, sagemaker: Any, request_of: Any
+def test_invalid_instance_group_is_refused(
+    sagemaker: Any, request_of: Any, changes: dict[str, Any], message_part: str
 ) -> None:
-    key, other = (client(aws, "kms").create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+    code, message = refusal(sagemaker.create_cluster, **workers_with(request_of(), **changes))
+    assert (code, message_part in message) == ("ValidationException", True), message
+
+
+def test_keys_and_accounting_cannot_be_changed(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
+    key, other_key = (client(aws, "kms").create_key()["KeyMetadata"]["Arn"] for _ in range(2))
 
     def volumes(arn: str) -> list[dict[str, Any]]:
         secondary = {"VolumeSizeInGB": 500, "VolumeKmsKeyId": arn}
@@ -186,30 +189,30 @@ def test_image_key_patches_and_accounting_come_back_and_what_cannot_change_does_
     database = {"Endpoint": "db.example.com", "SecretArn": f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:s-1"}
     slurm = {"SlurmConfigStrategy": "Managed", "AccountingDatabase": database}
     image, patches = "ami-0123456789abcdef0", {"PatchingStrategy": "WhenIdle"}
-    own = {"InstanceStorageConfigs": volumes(key), "ImageId": image, "AutoPatchConfig": patches}
-    request = workers_with(request_of(Orchestrator={"Slurm": slurm}), **own)
+    members = {"InstanceStorageConfigs": volumes(key), "ImageId": image, "AutoPatchConfig": patches}
+    request = workers_with(request_of(Orchestrator={"Slurm": slurm}), **members)
     sagemaker.create_cluster(**request)
-    found = in_service(sagemaker, request["ClusterName"])
-    workers = found["InstanceGroups"][1]
-    assert found["Orchestrator"] == {"Slurm": slurm}
+    description = in_service(sagemaker, request["ClusterName"])
+    workers = description["InstanceGroups"][1]
+    assert description["Orchestrator"] == {"Slurm": slurm}
     assert (workers["CurrentImageId"], workers["AutoPatchConfig"]) == (image, patches)
     assert workers["InstanceStorageConfigs"] == volumes(key)
-    changed = {**request["InstanceGroups"][1], "InstanceStorageConfigs": volumes(other)}
-    for wish, said in (
+    changed = {**request["InstanceGroups"][1], "InstanceStorageConfigs": volumes(other_key)}
+    for changes, message_part in (
         ({"InstanceGroups": [changed]}, "KMS keys of instance group train cannot be changed"),
         ({"Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}}}, "cannot go back"),
     ):
-        assert said in refusal(sagemaker.update_cluster, ClusterName=request["ClusterName"], **wish)[1]
+        assert message_part in refusal(sagemaker.update_cluster, ClusterName=request["ClusterName"], **changes)[1]
     without = workers_with(request_of(NodeProvisioningMode=None), InstanceStorageConfigs=volumes(key))
     assert "need NodeProvisioningMode Continuous" in refusal(sagemaker.create_cluster, **without)[1]
 
 
-def test_a_role_of_another_service_cannot_run_nodes(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
+def test_role_of_another_service_is_refused(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
     foreign = workers_with(request_of(), ExecutionRole=make_role(aws, "foreign", "ec2.amazonaws.com"))
     assert "Could not assume role" in refusal(sagemaker.create_cluster, **foreign)[1]
 
 
-def test_an_update_scales_adds_and_deletes_groups_but_changes_no_type(sagemaker: Any, request_of: Any) -> None:
+def test_update_scales_groups_but_changes_no_instance_type(sagemaker: Any, request_of: Any) -> None:
     request = request_of()
     name = request["ClusterName"]
     sagemaker.create_cluster(**request)
@@ -218,17 +221,17 @@ def test_an_update_scales_adds_and_deletes_groups_but_changes_no_type(sagemaker:
     login = {**controller, "InstanceGroupName": "login", "SlurmConfig": {"NodeType": "Login"}}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=[{**workers, "InstanceCount": 6}, login])
     groups = in_service(sagemaker, name)["InstanceGroups"]
-    found = {group["InstanceGroupName"]: group["CurrentCount"] for group in groups}
-    assert found == {"controller": 1, "train": 6, "login": 1}
+    counts = {group["InstanceGroupName"]: group["CurrentCount"] for group in groups}
+    assert counts == {"controller": 1, "train": 6, "login": 1}
     sagemaker.update_cluster(ClusterName=name, InstanceGroupsToDelete=["login"], NodeRecovery="None")
     after = in_service(sagemaker, name)
     assert [group["InstanceGroupName"] for group in after["InstanceGroups"]] == ["controller", "train"]
     assert after["NodeRecovery"] == "None"
-    other = [{**workers, "InstanceType": "ml.p5.48xlarge"}]
-    assert "cannot be changed" in refusal(sagemaker.update_cluster, ClusterName=name, InstanceGroups=other)[1]
+    other_type = [{**workers, "InstanceType": "ml.p5.48xlarge"}]
+    assert "cannot be changed" in refusal(sagemaker.update_cluster, ClusterName=name, InstanceGroups=other_type)[1]
 
 
-def test_without_continuous_provisioning_an_update_waits_for_the_one_before(sagemaker: Any, request_of: Any) -> None:
+def test_update_during_update_is_refused_unless_continuous(sagemaker: Any, request_of: Any) -> None:
     request = request_of(NodeProvisioningMode=None)
     name = request["ClusterName"]
     sagemaker.create_cluster(**request)
@@ -239,23 +242,23 @@ def test_without_continuous_provisioning_an_update_waits_for_the_one_before(sage
     assert in_service(sagemaker, name)["NodeRecovery"] == "None"
 
 
-def test_nodes_are_replaced_and_deleted_by_id_and_the_controller_stays(sagemaker: Any, request_of: Any) -> None:
+def test_nodes_are_replaced_and_deleted_but_not_the_controller(sagemaker: Any, request_of: Any) -> None:
     request = request_of()
     name = request["ClusterName"]
     sagemaker.create_cluster(**request)
     nodes = sagemaker.list_cluster_nodes(ClusterName=name, IncludeNodeLogicalIds=True)["ClusterNodeSummaries"]
     controller, first, second = (node["InstanceId"] for node in nodes[:3])
-    done = sagemaker.batch_replace_cluster_nodes(ClusterName=name, NodeIds=[first, controller, "i-00000000"])
-    assert done["Successful"] == [first]
-    assert {one["NodeId"]: one["ErrorCode"] for one in done["Failed"]} == {
+    batch = sagemaker.batch_replace_cluster_nodes(ClusterName=name, NodeIds=[first, controller, "i-00000000"])
+    assert batch["Successful"] == [first]
+    assert {failure["NodeId"]: failure["ErrorCode"] for failure in batch["Failed"]} == {
         controller: "InvalidInstanceStatus",
         "i-00000000": "InstanceIdNotFound",
     }
     detail = sagemaker.describe_cluster_node(ClusterName=name, NodeLogicalId=nodes[1]["NodeLogicalId"])["NodeDetails"]
     assert detail["InstanceId"] != first
     assert detail["Placement"]["AvailabilityZoneId"] == "usw2-az2"
-    done = sagemaker.batch_delete_cluster_nodes(ClusterName=name, NodeIds=[second, controller])
-    assert (done["Successful"], done["Failed"][0]["NodeId"]) == ([second], controller)
+    batch = sagemaker.batch_delete_cluster_nodes(ClusterName=name, NodeIds=[second, controller])
+    assert (batch["Successful"], batch["Failed"][0]["NodeId"]) == ([second], controller)
     assert in_service(sagemaker, name)["InstanceGroups"][1]["TargetCount"] == 3
     descriptions = [event["Description"] for event in sagemaker.list_cluster_events(ClusterName=name)["Events"]]
     assert descriptions[0] == f"Instance {second} has been deleted"

@@ -1,4 +1,4 @@
-"""Budgets and S3 of the embedded AWS, and what it answers where it has no answer or breaks."""
+"""Budgets and S3 of the embedded AWS, and its errors for missing actions and internal failures."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ def subscribers(*addresses: str) -> dict[str, Any]:
     return {"Subscribers": [{"SubscriptionType": "EMAIL", "Address": address} for address in addresses]}
 
 
-ONE = subscribers("ops@example.com")
+OPERATOR = subscribers("ops@example.com")
 
 
-def test_what_budgets_refuses_is_refused(budgets: Any) -> None:
+def test_invalid_budget_requests_are_refused(budgets: Any) -> None:
     budgets.create_budget(AccountId=ACCOUNT, Budget=budget("strict"))
-    there = {"AccountId": ACCOUNT, "BudgetName": "strict"}
-    asked = {**there, "Notification": notification(80), **ONE}
-    budgets.create_notification(**asked)
-    assert refusal(budgets.create_notification, **asked)[0] == "DuplicateRecordException"
+    target = {"AccountId": ACCOUNT, "BudgetName": "strict"}
+    request = {**target, "Notification": notification(80), **OPERATOR}
+    budgets.create_notification(**request)
+    assert refusal(budgets.create_notification, **request)[0] == "DuplicateRecordException"
     for change in (
         subscribers(*(f"a{n}@example.com" for n in range(11))),
         subscribers(),
         subscribers("ops"),
         {"Notification": {**notification(90), "ComparisonOperator": "MORE"}},
     ):
-        wrong = {**asked, "Notification": notification(90), **change}
-        assert refusal(budgets.create_notification, **wrong)[0] == "InvalidParameterException"
+        invalid = {**request, "Notification": notification(90), **change}
+        assert refusal(budgets.create_notification, **invalid)[0] == "InvalidParameterException"
     assert refusal(budgets.update_budget, AccountId=ACCOUNT, NewBudget=budget("none"))[0] == "NotFoundException"
-    gone = refusal(budgets.delete_notification, **there, Notification=notification(70))
-    assert gone[0] == "NotFoundException"
+    refused = refusal(budgets.delete_notification, **target, Notification=notification(70))
+    assert refused[0] == "NotFoundException"
 
 
-def test_a_policy_that_denies_plain_http_denies_nothing_here_and_one_without_condition_denies(s3: Any) -> None:
+def test_bucket_policy_conditions_are_evaluated(s3: Any) -> None:
     s3.create_bucket(Bucket="kept")
     s3.put_bucket_policy(Bucket="kept", Policy=json.dumps({"Version": "2012-10-17", "Statement": [TLS_ONLY]}))
     s3.put_object(Bucket="kept", Key="a", Body=b"x")
@@ -94,11 +94,11 @@ def test_a_policy_that_denies_plain_http_denies_nothing_here_and_one_without_con
     assert refusal(s3.put_object, Bucket="kept", Key="a", Body=b"x")[0] == "403"
 
 
-def test_what_is_not_implemented_is_an_error_in_the_services_protocol_and_a_line_once(
+def test_missing_action_is_an_error_in_the_services_protocol(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """JSON, EC2's XML, query, REST by its path, a path that moto does not have, a service that moto does not have."""
-    asked: list[tuple[str, str, dict[str, Any]]] = [
+    """The cases are JSON, EC2's XML, query, REST, a path that moto lacks, and a service that moto lacks."""
+    actions: list[tuple[str, str, dict[str, Any]]] = [
         ("service-quotas", "ListServiceQuotas", {"ServiceCode": "ec2"}),
         ("ec2", "DescribeCapacityBlockOfferings", {"CapacityDurationHours": 24}),
         ("sts", "GetWebIdentityToken", {"Audience": ["x"], "SigningAlgorithm": "RS256"}),
@@ -106,18 +106,18 @@ def test_what_is_not_implemented_is_an_error_in_the_services_protocol_and_a_line
         ("amp", "ListScrapers", {}),
         ("grafana", "ListWorkspaces", {}),
     ]
-    with LocalAws() as own:
-        for service, action, request in asked * 2:
-            call = getattr(client(own, service), xform_name(action))
+    with LocalAws() as separate_aws:
+        for service, action, request in actions * 2:
+            call = getattr(client(separate_aws, service), xform_name(action))
             with pytest.raises(ClientError, match=f"does not implement {service} {action}") as caught:
                 call(**request)
             assert caught.value.response["Error"]["Code"] == "NotImplemented"
             assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 501
-    said = capfd.readouterr().err.splitlines()
-    assert said == [f"left out: {service} {action}" for service, action, _ in asked]
+    printed = capfd.readouterr().err.splitlines()
+    assert printed == [f"left out: {service} {action}" for service, action, _ in actions]
 
 
-def test_no_answer_calls_itself_a_page(aws: LocalAws) -> None:
+def test_responses_are_not_labelled_html(aws: LocalAws) -> None:
     with pytest.raises(ClientError) as caught:
         client(aws, "s3", "us-east-1").head_bucket(Bucket="nowhere-at-all")
     groups = client(aws, "logs").describe_log_groups()
@@ -125,7 +125,7 @@ def test_no_answer_calls_itself_a_page(aws: LocalAws) -> None:
         assert "html" not in answer["HTTPHeaders"].get("content-type", "")
 
 
-def test_what_breaks_inside_is_an_error_of_aws_and_one_traceback(
+def test_internal_failure_is_an_aws_error_and_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: Any) -> str:
@@ -133,10 +133,10 @@ def test_what_breaks_inside_is_an_error_of_aws_and_one_traceback(
 
     monkeypatch.setattr(TokenResponse, "get_caller_identity", broken)
     monkeypatch.setattr(Response, "default_mimetype", Response.default_mimetype)
-    asked = {"Action": "GetCallerIdentity", "Version": "2011-06-15"}
+    form = {"Action": "GetCallerIdentity", "Version": "2011-06-15"}
     signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=local/20270101/us-east-1/sts/aws4_request, Signature=x"}
     for _ in range(2):
-        answer = Client(application()).post("/", data=asked, headers=signed)
+        answer = Client(application()).post("/", data=form, headers=signed)
         assert (answer.status_code, "html" in answer.text) == (500, False)
         assert "<Code>InternalFailure</Code>" in answer.text
         assert "ZeroDivisionError: deep inside" in answer.text
