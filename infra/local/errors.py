@@ -54,7 +54,7 @@ class Terminal:
         self._lock = threading.Lock()
         self._printed: set[str] = set()
 
-    def once(self, key: str, text: str) -> None:
+    def print_once(self, key: str, text: str) -> None:
         with self._lock:
             if key not in self._printed:
                 self._printed.add(key)
@@ -109,14 +109,14 @@ def _unknown_service(environ: WSGIEnvironment, start_response: StartResponse) ->
 def _not_implemented(request: Request, model: ServiceModel | None, reason: str) -> Response:
     name = str(model.service_name) if model else _signed_service(request) or request.host
     action = _action_name(request, model) or reason
-    TERMINAL.once(f"{name} {action}", f"left out: {name} {action}")
+    TERMINAL.print_once(f"{name} {action}", f"left out: {name} {action}")
     return _error_response(request, model, 501, NOT_IMPLEMENTED, f"the embedded AWS does not implement {name} {action}")
 
 
 def _internal_failure(request: Request, model: ServiceModel | None, error: Exception) -> Response:
     frames = traceback.extract_tb(error.__traceback__)
     location = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    TERMINAL.once(f"{type(error).__name__} {location}", "".join(traceback.format_exception(error)).rstrip())
+    TERMINAL.print_once(f"{type(error).__name__} {location}", "".join(traceback.format_exception(error)).rstrip())
     return _error_response(
         request, model, 500, INTERNAL_FAILURE, f"the embedded AWS failed: {type(error).__name__}: {error}"
     )

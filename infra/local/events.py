@@ -71,7 +71,7 @@ class Events:
         )
 
     def block_expiry(self, reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
-        """Play the warning that a capacity block ends `in_s` seconds from now; its instances go 30 minutes before that."""
+        """Play the warning that a capacity block ends `in_s` seconds from now; its instances end 30 minutes before that."""
         return self._play("block-expiry", reservation=reservation, in_s=in_s)
 
     def node_fault(self, cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:

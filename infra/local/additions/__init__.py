@@ -2,8 +2,8 @@
 
 moto looks a service up by the name of a `moto.<service>.models` module and a line in
 `moto.backend_index.backend_url_patterns`; a missing action of a known service is a method set on its `*Response` class.
-That leans on internals, hence the pin `moto==5.2.*`. Each module lists what it does not emulate in its
-`LEFT_OUT`, and nowhere else; `left_out` collects these lines for the output of the server.
+This depends on moto's internals, hence the pin `moto==5.2.*`. Each module lists what it does not emulate in its `LEFT_OUT`,
+and nowhere else; `left_out` collects these lines for the output of the server.
 """
 
 from __future__ import annotations

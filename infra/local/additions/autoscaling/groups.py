@@ -1,7 +1,7 @@
 """Auto Scaling groups as the service runs them: validated, with hooks, all fields, and instances of the right version.
 
-moto overwrites a group of the same name, drops a dozen fields, launches one interface from the default
-version, invents a hook's role and queue, and knows no lifecycle actions. Messages are those that users reported, e.g.
+moto overwrites a group of the same name, drops a dozen fields, launches one interface from the default version, invents a
+hook's role and queue, and has no lifecycle actions. The messages are quoted from reports of users, e.g.
 https://github.com/hashicorp/terraform-provider-aws/issues/22035.
 """
 

@@ -27,7 +27,7 @@ MOST_USER_DATA = 16 * 1024
 
 @dataclass(frozen=True)
 class Flaw:
-    """One reason to refuse a launch, in the service's words."""
+    """A reason to refuse a launch, in the service's words."""
 
     code: str
     message: str

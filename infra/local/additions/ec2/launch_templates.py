@@ -1,4 +1,4 @@
-"""Launch templates as EC2 keeps them: nothing is lost, malformed data is refused, other flaws come back as a warning.
+"""Launch templates with all fields; malformed data is refused, and other flaws are returned as a warning.
 
 moto adds the template's own tags to the data of its launches, never renews them, and forgets on a second version that
 user data is encoded; the provider would see changes where there are none.

@@ -1,4 +1,4 @@
-"""The VPC side of EC2: zones of one region only, subnets by zone id, rule descriptions, endpoints that check what they need.
+"""The VPC side of EC2: zones of the region only, subnets by zone id, rule descriptions, checks of endpoints.
 
 moto takes any region's zone for a subnet, makes the first subnet of each zone a default one that maps public addresses,
 loses the description of rules between groups, and changes neither private DNS nor policy of an endpoint back.
