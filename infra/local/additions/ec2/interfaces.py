@@ -41,9 +41,9 @@ def create_interfaces(call: Call, subnet_ids: Iterable[str], groups: Iterable[st
         backend.create_network_interface(subnet_id, [], group_ids=list(groups), description=description)
         for subnet_id in subnet_ids
     ]
-    for interface in created:
-        interface.requester_managed, interface.requester_id, interface.status = True, "amazon-aws", "in-use"
-    return [interface.id for interface in created]
+    for nic in created:
+        nic.requester_managed, nic.requester_id, nic.status = True, "amazon-aws", "in-use"
+    return [nic.id for nic in created]
 
 
 def delete_interfaces(call: Call, interface_ids: Iterable[str]) -> None:
@@ -54,31 +54,27 @@ def delete_interfaces(call: Call, interface_ids: Iterable[str]) -> None:
 
 def _delete_subnet(original: Any, self: Any, subnet_id: str) -> Any:
     with LOCK:
-        if any(interface.subnet.id == subnet_id for interface in _used_interfaces(self)):
+        if any(nic.subnet.id == subnet_id for nic in _used_interfaces(self)):
             raise DependencyViolationError(f"The subnet '{subnet_id}' has dependencies and cannot be deleted.")
         return original(self, subnet_id)
 
 
 def _delete_group(original: Any, self: Any, name: str | None = None, group_id: str | None = None) -> Any:
     with LOCK:
-        if any(group.id == group_id for interface in _used_interfaces(self) for group in interface.group_set):
+        if any(group.id == group_id for nic in _used_interfaces(self) for group in nic.group_set):
             raise DependencyViolationError(f"resource {group_id} has a dependent object")
         return original(self, name, group_id)
 
 
 def _delete_interface(original: Any, self: Any, eni_id: str) -> Any:
-    if any(interface.id == eni_id and interface.requester_managed for interface in _used_interfaces(self)):
+    if any(nic.id == eni_id and nic.requester_managed for nic in _used_interfaces(self)):
         raise EC2ClientError("InvalidParameterValue", f"Network interface '{eni_id}' is currently in use.")
     return original(self, eni_id)
 
 
 def _used_interfaces(backend: Any) -> list[Any]:
     """Return the interfaces in use; those of NAT gateways do not count, because moto never deletes them."""
-    return [
-        interface
-        for interface in list(backend.enis.values())
-        if interface.requester_managed or _is_running(interface.instance)
-    ]
+    return [nic for nic in list(backend.enis.values()) if nic.requester_managed or _is_running(nic.instance)]
 
 
 def _is_running(instance: Any) -> bool:

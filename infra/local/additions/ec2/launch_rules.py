@@ -57,7 +57,7 @@ def _interface_flaws(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str,
         yield _invalid_combination(
             "Network interfaces and an instance-level security groups may not be specified on the same request"
         )
-    if len(interfaces) > 1 and any(interface.get("AssociatePublicIpAddress") for interface in interfaces):
+    if len(interfaces) > 1 and any(nic.get("AssociatePublicIpAddress") for nic in interfaces):
         yield _invalid_combination(
             "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces."
         )
@@ -67,11 +67,11 @@ def _interface_flaws(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str,
         yield _invalid_value(
             f"Each network interface requires a unique device index; {device} is used twice on network card {card}."
         )
-    for interface in interfaces:
-        kind = interface.get("InterfaceType") or "interface"
+    for nic in interfaces:
+        kind = nic.get("InterfaceType") or "interface"
         if kind not in ("interface", "efa", "efa-only"):
             yield _invalid_value(f"Value ({kind}) for parameter interfaceType is invalid.")
-        if kind == "efa-only" and (interface.get("AssociatePublicIpAddress") or interface.get("PrivateIpAddress")):
+        if kind == "efa-only" and (nic.get("AssociatePublicIpAddress") or nic.get("PrivateIpAddress")):
             yield _invalid_combination("An efa-only network interface has no IP address.")
 
 
@@ -80,16 +80,14 @@ def _card_flaws(interfaces: Sequence[Mapping[str, Any]], instance_type: Instance
     if not interfaces:
         return
     cards = {card.index: card for card in instance_type.cards}
-    primary = next(
-        (interface for interface in interfaces if _slot_of(interface) == (instance_type.primary_card, 0)), None
-    )
+    primary = next((nic for nic in interfaces if _slot_of(nic) == (instance_type.primary_card, 0)), None)
     if primary is None:
         yield _invalid_value(
             f"The primary network interface must be at device index 0 of network card {instance_type.primary_card}."
         )
     elif primary.get("InterfaceType") == "efa-only":
         yield _invalid_combination("An efa-only network interface cannot be the primary network interface.")
-    efa_interfaces = [interface for interface in interfaces if (interface.get("InterfaceType") or "").startswith("efa")]
+    efa_interfaces = [nic for nic in interfaces if (nic.get("InterfaceType") or "").startswith("efa")]
     if efa_interfaces and not instance_type.efa:
         yield _invalid_combination(f"{instance_type.name} instances do not support Elastic Fabric Adapters.")
     elif len(efa_interfaces) > instance_type.efa:
@@ -97,16 +95,16 @@ def _card_flaws(interfaces: Sequence[Mapping[str, Any]], instance_type: Instance
             "AttachmentLimitExceeded",
             f"EFA interface count {len(efa_interfaces)} exceeds the limit for {instance_type.name}",
         )
-    for index, count in Counter(_slot_of(interface)[0] for interface in interfaces).items():
+    for index, count in Counter(_slot_of(nic)[0] for nic in interfaces).items():
         if index not in cards:
             yield _invalid_value(
                 f"The network card index {index} is not valid for {instance_type.name}, which has {len(cards)}."
             )
         elif count > cards[index].slots:
             yield Flaw("AttachmentLimitExceeded", f"Interface count {count} exceeds the limit for {instance_type.name}")
-    for interface in interfaces:
-        index, device = _slot_of(interface)
-        card, kind = cards.get(index), interface.get("InterfaceType") or "interface"
+    for nic in interfaces:
+        index, device = _slot_of(nic)
+        card, kind = cards.get(index), nic.get("InterfaceType") or "interface"
         if card and device >= card.slots:
             yield _invalid_value(
                 f"The specified number '{device}' for the device index exceeds the maximum number of network interfaces "
@@ -162,7 +160,7 @@ def _reference_flaws(
             yield Flaw("InvalidSubnetID.NotFound", f"The subnet ID '{named_subnet}' does not exist")
     groups = [
         *(data.get("SecurityGroupIds") or ()),
-        *(name for interface in interfaces for name in interface.get("Groups") or ()),
+        *(name for nic in interfaces for name in nic.get("Groups") or ()),
     ]
     for group_id in dict.fromkeys(groups):
         group = backend.get_security_group_from_id(group_id)
@@ -198,8 +196,8 @@ def _image_flaws(backend: Any, image: str | None) -> Iterator[Flaw]:
         yield Flaw("InvalidAMIID.Malformed", f'Invalid id: "{image}" (expecting "ami-...")')
 
 
-def _slot_of(interface: Mapping[str, Any]) -> tuple[int, int]:
-    return int(interface.get("NetworkCardIndex") or 0), int(interface.get("DeviceIndex") or 0)
+def _slot_of(nic: Mapping[str, Any]) -> tuple[int, int]:
+    return int(nic.get("NetworkCardIndex") or 0), int(nic.get("DeviceIndex") or 0)
 
 
 def _invalid_value(message: str) -> Flaw:

@@ -45,7 +45,7 @@ def install() -> None:
     @around(Instance, "detach_eni")
     def _detach(original: Any, self: Any, eni: Any) -> None:
         # moto looks interfaces up by device index, which is unique on a card only.
-        for index in [index for index, interface in self.nics.items() if interface is eni]:
+        for index in [index for index, nic in self.nics.items() if nic is eni]:
             eni.device_index = index
         original(self, eni)
 
@@ -107,10 +107,8 @@ def _launch(
     for flaw in find_flaws(self, data, subnet_id):
         raise EC2ClientError(flaw.code, flaw.message)
     reservation = find_target_reservation(self, data, count)
-    interfaces = [dict(interface) for interface in data.get("NetworkInterfaces") or [{"DeviceIndex": 0}]]
-    interfaces.sort(
-        key=lambda interface: (int(interface.get("NetworkCardIndex") or 0), int(interface.get("DeviceIndex") or 0))
-    )
+    interfaces = [dict(nic) for nic in data.get("NetworkInterfaces") or [{"DeviceIndex": 0}]]
+    interfaces.sort(key=lambda nic: (int(nic.get("NetworkCardIndex") or 0), int(nic.get("DeviceIndex") or 0)))
     primary = {**interfaces[0], "DeviceIndex": 0}
     primary.setdefault("DeleteOnTermination", True)
     _check_free_addresses(self, subnet_id or primary.get("SubnetId"), interfaces, count)
@@ -145,7 +143,7 @@ def _check_free_addresses(backend: Any, subnet_id: str | None, interfaces: list[
     if subnet_id is None:
         return
     subnet = backend.get_subnet(subnet_id)
-    needed = count * sum(interface.get("InterfaceType") != "efa-only" for interface in interfaces)
+    needed = count * sum(nic.get("InterfaceType") != "efa-only" for nic in interfaces)
     if needed > subnet.available_ip_address_count:
         raise EC2ClientError(
             "InsufficientFreeAddressesInSubnet",

@@ -169,12 +169,11 @@ def _describe(call: Call) -> Mapping[str, Any]:
 def _update(call: Call) -> Mapping[str, Any]:
     association = _get_association(call)
     if association.lifecycle != "AVAILABLE":
-        association_id = association.record["AssociationId"]
-        _reject(f"Data repository association {association_id} is {association.lifecycle}; it must be AVAILABLE.")
-    association.record["ImportedFileChunkSize"] = call.get(
-        "ImportedFileChunkSize", association.record["ImportedFileChunkSize"]
-    )
-    association.record["S3"] = _active_policies({**association.record["S3"], **call.get("S3", {})})
+        name = association.record["AssociationId"]
+        _reject(f"Data repository association {name} is {association.lifecycle}; it must be AVAILABLE.")
+    record = association.record
+    record["ImportedFileChunkSize"] = call.get("ImportedFileChunkSize", record["ImportedFileChunkSize"])
+    record["S3"] = _active_policies({**record["S3"], **call.get("S3", {})})
     return {"Association": _describe_association(call, association)}
 
 

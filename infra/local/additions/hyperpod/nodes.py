@@ -146,7 +146,7 @@ def _describe(call: Call) -> Mapping[str, Any]:
         "PrivatePrimaryIp": _address(node),
         "CapacityType": "Spot" if spot else "OnDemand",
     }
-    for subnet in (lookups.subnet(call, subnet_id) for subnet_id in network["Subnets"][:1]):
+    for subnet in (lookups.find_subnet(call, subnet_id) for subnet_id in network["Subnets"][:1]):
         if subnet is not None:
             placement = {
                 "AvailabilityZone": subnet.availability_zone,
