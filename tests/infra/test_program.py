@@ -60,7 +60,7 @@ def test_without_an_engine_the_rehearsal_has_what_it_needs_and_says_what_it_lack
         made = provision.provision(Path("unused"), dict(os.environ))
         names = {one["Name"] for one in boto3.client("s3").list_buckets()["Buckets"]}
         queue = boto3.client("sqs").get_queue_url(QueueName="rehearsal-interruptions")["QueueUrl"]
-    assert made.outcome.startswith("pulumi is not on PATH: the program asks for ")
+    assert made.outcome.startswith("pulumi is not on PATH: the program declares ")
     assert {made.cluster.buckets.data, made.cluster.buckets.checkpoints} <= names
     assert made.cluster.interruption_queue == queue
     assert "mock monitor" in provision.what_is_real()[1]
