@@ -50,7 +50,7 @@ BARE: dict[str, Any] = {
     "version": 1,
     "os": {"id": "ubuntu", "version": "22.04", "family": "debian"},
     "kernel": {"release": "6.8.0-1021-aws", "arch": "x86_64", "cmdline": {"root": "LABEL=x"}, "thp": "madvise"},
-    "cpu": {"count": 192, "vendor": "GenuineIntel", "model": "Xeon", "numa_nodes": 2},
+    "cpu": {"count": 192, "vendor": "GenuineIntel", "model": "Xeon"},
     "memory": {"gib": 2000.0, "hugepages_total": 5128, "hugepages_free": 5128, "hugepage_kib": 2048, "shm_gib": 1000.0},
     "instance": {"type": "p5en.48xlarge", "id": "i-0123456789abcdef0", "life_cycle": "spot", "source": "imds"},
     "group": "train",

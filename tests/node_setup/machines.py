@@ -74,7 +74,7 @@ def _facts(name: str, wanted: Wanted) -> dict[str, Any]:
         facts = facts_from(build(Path(folder), machine), wanted)
     facts["memory"]["shm_gib"] = machine.shm_gib
     room = {"free_bytes": 400 * GIB, "free_inodes": 50_000_000, "read_only": False}
-    facts["disk"] = {"/": room, "/etc": room, "/dev/shm": {**room, "free_bytes": int(machine.shm_gib * GIB)}}
+    facts["disk"] = {"/": room, "/etc": room}
     facts["agent"] = {"python": "3.10.12", "seconds": 0.05}
     return facts
 
@@ -86,7 +86,6 @@ def _base(cpus: int, gib: int, model: str) -> Machine:
         "/proc/sys/kernel/osrelease": "6.8.0-1021-aws\n",
         "/proc/sys/kernel/arch": "x86_64\n",
         "/proc/sys/kernel/random/boot_id": "6a4f2f3a-8a0e-4a3c-9a71-0f5d3b1f7c55\n",
-        "/proc/stat": "cpu  1 2 3\nbtime 1767225600\n",
         "/proc/1/stat": "1 (systemd) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 25 170000000 3000\n",
         "/proc/1/comm": "systemd\n",
         "/run/systemd/system/.keep": "",
@@ -97,9 +96,7 @@ def _base(cpus: int, gib: int, model: str) -> Machine:
         "/proc/mounts": "/dev/root / ext4 rw,relatime,discard 0 0\ntmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\n",
         "/proc/self/mountinfo": "22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw,discard\n",
         "/sys/devices/system/cpu/online": f"0-{cpus - 1}\n",
-        "/sys/devices/system/node/node0/cpulist": f"0-{cpus - 1}\n",
         "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-        "/sys/module/intel_idle/parameters/max_cstate": "9\n",
         "/sys/bus/pci/devices/0000:00:03.0/modalias": "pci:v00001D0Fd00008061sv00001D0Fsd00000000bc01sc08i02\n",
         "/etc/chrony/chrony.conf": "confdir /etc/chrony/conf.d\nsourcedir /etc/chrony/sources.d\n",
         "/etc/sysctl.d/10-ptrace.conf": "kernel.yama.ptrace_scope = 1\n",
@@ -237,7 +234,6 @@ Max locked memory         8388608              8388608              bytes
 
 def _p5() -> Machine:
     machine = _base(192, 2048, "Intel(R) Xeon(R) Platinum 8488C")
-    machine.files["/sys/devices/system/node/node1/cpulist"] = "96-191\n"
     _ec2(machine, "p5.48xlarge", "i-0123456789abcdef0", "spot")
     machine.files[instance.HYPERPOD] = _resource_config("train", "ml.p5.48xlarge", "i-0123456789abcdef0")
     _instance_store(machine, 8, 3_800_000_000_000 // 512 * 512)

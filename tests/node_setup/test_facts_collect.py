@@ -70,14 +70,14 @@ def at(facts: Mapping[str, Any], path: str) -> Any:
 
 
 P5 = {
-    "cpu": {"count": 192, "numa_nodes": 2, "vendor": "GenuineIntel", "model": "Intel(R) Xeon(R) Platinum 8488C"},
+    "cpu": {"count": 192, "vendor": "GenuineIntel", "model": "Intel(R) Xeon(R) Platinum 8488C"},
     "memory.gib": 2048,
     "instance.type": "p5.48xlarge",
     "instance.source": "imds",
     "group": "train",
     "efa.pci": 32,
     "gpu.xids": [],
-    "gpu.processes": 0,
+    "jobs": [],
     "gpu.nvlinks": {str(number): {"up": 18, "errors": 0} for number in range(8)},
     "gpu.driver": "570.172.08",
     "gpu.fabric_manager.version": "570.172.08",
@@ -152,7 +152,7 @@ PLANTED: list[tuple[str, Planted, dict[str, Any]]] = [
     (
         "p5",
         {"gone": "nvidia-smi"},
-        {"gpu.present": True, "gpu.devices": None, "errors": ["gpu"], "gpu.processes": None},
+        {"gpu.present": True, "gpu.devices": None, "errors": ["gpu"], "jobs": None},
     ),
     ("p5", {"programs": {ON_GPUS: hung("nvidia-smi")}}, {"jobs": None}),
     ("p5", {"programs": {ON_GPUS: Done(0, "", "")}}, {"jobs": []}),
@@ -172,8 +172,8 @@ PLANTED: list[tuple[str, Planted, dict[str, Any]]] = [
     ("cpu", {"without": "/etc/chrony/chrony.conf"}, {"time.folders": None}),
     ("cpu", {}, {"boot_outcome": None}),
     ("cpu", {"files": {"/var/lib/lustrain/boot": "failed mount of /fsx\n"}}, {"boot_outcome": "failed mount of /fsx"}),
-    ("p5", {"files": {"/proc/modules": "efa 1 0 - Live 0x0\n"}}, {"efa.modules": ["efa"]}),
-    ("p5", {"files": {"/proc/modules": "efa 1 0 - Live 0x0\n", **BUILT_IN}}, {"efa.modules": ["efa", "ib_core"]}),
+    ("cpu", {"files": {"/proc/modules": "efa 1 0 - Live 0x0\n"}}, {"modules.loaded": ["efa"]}),
+    ("cpu", {"files": {"/proc/modules": "efa 1 0 - Live 0x0\n", **BUILT_IN}}, {"modules.loaded": ["efa", "ib_core"]}),
     ("gaudi", {"programs": {"fi_info": NO_DATA}}, {"efa.domains": [], "errors": []}),
     ("gaudi", {"programs": {"fi_info": NO_LIBRARY}}, {"efa.domains": None, "errors": ["efa.domains"]}),
     (
@@ -274,7 +274,7 @@ def test_a_lustre_that_is_mounted_on_demand_is_woken_before_it_is_judged(tmp_pat
     built = build(tmp_path, machine)
     host = OnDemand(built.root, built.machine)
     found = facts_from(host, STRIPES)
-    assert found["lustre"]["mounts"][0]["mount_name"] == "xeo3rbev"
+    assert found["lustre"]["mounts"][0]["source"] == "10.1.1.67@tcp:/xeo3rbev"
     assert found["mounts"][-1]["fstype"] == "lustre"
     assert not any("/another" in command for command in host.asked)
 

@@ -34,7 +34,7 @@ def node(
 ) -> dict[str, Any]:
     """A p5; `peers` are the addresses of the one server of what is mounted at /fsx, None where nothing is."""
     found: dict[str, Any] = {"nets": nets, "preferred": list(preferred), "interface": "ens32", "lnetctl": True}
-    server: Any = peers and [{"primary": peers[0], "nids": list(peers)}]
+    server: Any = peers and [{"nids": list(peers)}]
     found.update(peers=server, **lustre)
     facts = machine(lustre=found, efa={"devices": DEVICES}, mounts=[MOUNT] if peers else [])
     facts["files"][owned.LNET_UNIT] = {"content": lnet_efa.lnet_unit(), "mode": "0644"}

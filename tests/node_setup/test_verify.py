@@ -91,7 +91,7 @@ def hot(jobs: object) -> Change:
 SPOT = {"kind": "spot", "action": "terminate", "at": "12:00"}
 FABRIC = "nvidia-fabricmanager.service"
 PLUGINS = ["/opt/amazon/ofi-nccl/lib/a.so", "/usr/local/lib/b.so"]
-OVER_TCP = [{"primary": "10.0.0.9@tcp", "nids": ["10.0.0.9@tcp"]}]
+OVER_TCP = [{"nids": ["10.0.0.9@tcp"]}]
 ON_DEMAND = [{"source": "systemd-1", "target": "/fsx", "fstype": "autofs", "options": []}]
 BROKEN: list[tuple[str, Change, str, str]] = [
     ("boot", put("failed mount of /fsx", "boot_outcome"), "failed", "NONE"),
@@ -108,6 +108,8 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("gpu-count", put(None, "gpu", "devices"), "unknown", "NONE"),
     ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", 2), "failed", "RESET_GPU"),
     ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", None), "unknown", "NONE"),
+    ("gpu-memory", first_gpu("memory_mib", 40960), "failed", "REPLACE"),
+    ("gpu-memory", first_gpu("memory_mib", None), "unknown", "NONE"),
     ("gpu-row-remap", first_gpu("remap_failed", True), "failed", "REPLACE"),
     ("gpu-row-remap", first_gpu("remap_pending", True), "failed", "RESET_GPU"),
     ("gpu-xid", xids((79, "GPU has fallen off the bus.")), "failed", "REBOOT"),

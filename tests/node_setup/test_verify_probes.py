@@ -193,6 +193,19 @@ def test_the_network_that_carried_the_io_is_told_by_sums_over_all_interfaces(
     assert transport(before, after, over_efa).status == status
 
 
+def test_messages_that_lnet_drops_meanwhile_are_a_warning() -> None:
+    def dropping(efa: int, count: int) -> list[Any]:
+        found = nets(efa, 10)
+        for net in found:
+            net["nids"] = [{**nid, "drop": 0} for nid in net["nids"]]
+        found[2]["nids"][1]["drop"] = count
+        return found
+
+    result = transport(dropping(100, 11), dropping(200, 14), over_efa=True)
+    assert (result.status, result.why) == ("warning", "LNet dropped 3 messages meanwhile")
+    assert transport(dropping(100, 11), dropping(200, 11), over_efa=True).status == "ok"
+
+
 class Answering(Host):
     """Lets the probe run for real and answers `lnetctl` with recorded output whose counters then grow."""
 

@@ -4,10 +4,10 @@ A fact that could not be read is None, and `errors` holds {where, why}: where is
 said when it failed is never read as data. Sections are read side by side; one that hangs costs only itself. Keys:
 
 version, agent {python, seconds}
-host {name, boot_id, boot_at: Unix s, pid1_start: clock ticks from boot to the start of process 1}
+host {name, boot_id, pid1_start: clock ticks from boot to the start of process 1}
 boot_outcome: what the first boot's script said last, `ready …` or `failed STEP`; None where none ran
-os {id, version, family: debian | rhel | other}, kernel {release, arch, cmdline {name: value}, thp, max_cstate}
-cpu {count: threads online, vendor, model, numa_nodes}
+os {id, version, family: debian | rhel | other}, kernel {release, arch, cmdline {name: value}, thp}
+cpu {count: threads online, vendor, model}
 memory {gib, hugepages_total, hugepages_free, hugepage_kib, shm_gib}
 instance {type, id, life_cycle, zone_id, source: imds | dmi | hyperpod | node.json}, group: the cluster's group, or None
 metadata {reachable, notice: None | {kind: spot | lifecycle | maintenance | rebalance, action, at, in_hours: until `at` of
@@ -23,20 +23,20 @@ blocks [{name, path, model, bytes, instance_store, scheduler, schedulers, fstype
   through arrays and logical volumes; arrays [{name, path, level,
   members, fstype, holders, mountpoints, blank}]
 mounts [{source, target, fstype, options}]
-lustre {client: version of the loaded one, loaded, lctl, lfs, lnetctl, mounts [{target, source, dns, mount_name, options}],
+lustre {client: version of the loaded one, loaded, lctl, lfs, lnetctl, mounts [{target, source, options}],
   parameters {pattern: {name: value}}, nets: None | [{net, nids [{nid, interface, status, send, recv, drop}]}], aws_configured,
-  peers: None where nothing is mounted, else [{primary, nids}], preferred: networks that a policy puts first,
+  peers: None where nothing is mounted, else [{nids}], preferred: networks that a policy puts first,
   interface: that of the node's own address, else of the default route; None without lnetctl,
   stripes {path: {exists, empty, layout, error}}, osts: None | {count, fullest_percent,
   inactive, read_only, silent [lines]}}
   layout {count, size, offset, pattern, pool, components [{start, end, count, size, offset, pattern, pool}]}, bytes; of a
   composite layout the outer values are the last component's; paths that no Lustre mount holds are not in stripes
 efa {devices [{name, driver, state, counters}], pci: adapters on the bus, domains: None | [name], installer, libfabric,
-  plugins [path, one of each folder], modules [those of efa, ib_core, ib_uverbs, gdrdrv … that are loaded]}
+  plugins [path, one of each folder]}
 gpu {present, driver, devices [{index, name, uuid, pci, persistence, ecc_volatile_uncorrected, remap_pending, remap_failed,
   clocks | applications | max {graphics, memory}: MHz, throttle [names of gpu.THROTTLES], memory_mib, fabric_state,
   fabric_status}], fabric_manager {version}, nvlinks: None | {index as text: {up, errors}},
-  xids: None | [{xid, pci, text, switch}], processes}
+  xids: None | [{xid, pci, text, switch}]}
 hpu {present, driver, devices [{index, module, pci, name, memory_mib, used_mib, celsius}]}
 init systemd | other, services: None | {unit: {load: loaded | not-found …, active, enabled: UnitFileState, result}}; empty
   where there is no systemd; packages {manager: apt | dnf, held [name], installed {name: version}}
@@ -45,7 +45,7 @@ time {synchronised, source, offset_s: positive where the clock is behind, leap, 
 jobs: None where nobody can tell | [{kind: slurm | gpu | hpu | trainer, id}], environment [{where: a file, or
   such as `slurm job 123`, line, name, value}]
 files {path: None | {content, mode: 0644}} of `owned.PATHS`, `owned.NOTES` and the wanted mount units
-disk {/ | /etc | /dev/shm: None | {free_bytes, free_inodes, read_only}}
+disk {/ | /etc: None | {free_bytes, free_inodes, read_only}}
 errors [{where, why}]
 """
 

@@ -104,15 +104,7 @@ def _holds(mount: Mount, path: str) -> bool:
 
 
 def _mount(mount: Mount) -> dict[str, Any]:
-    """`dns` is what stands before the first @: a name, or the address that mount.lustre made of it."""
-    servers, _, name = mount.source.rpartition(":/")
-    return {
-        "target": mount.target,
-        "source": mount.source,
-        "dns": servers.partition("@")[0] or None,
-        "mount_name": name or None,
-        "options": list(mount.options),
-    }
+    return {"target": mount.target, "source": mount.source, "options": list(mount.options)}
 
 
 def _version(scene: Scene, lctl: bool) -> str | None:
@@ -215,7 +207,7 @@ def parse_peers(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         key, _, value = line.strip().lstrip("- ").partition(":")
         if key == "primary nid":
-            peers.append({"primary": value.strip(), "nids": []})
+            peers.append({"nids": []})
         elif key == "nid" and peers:
             peers[-1]["nids"].append(value.strip())
     return peers

@@ -9,7 +9,7 @@ from typing import Any
 from node_setup.agent.facts.scene import Scene, integer, space, start_ticks
 
 EMPTY: dict[str, Any] = {"host": {}, "os": {}, "kernel": {}, "cpu": {}, "memory": {}, "disk": {}, "boot_outcome": None}
-DISKS = ("/", "/etc", "/dev/shm")
+DISKS = ("/", "/etc")
 BOOT_OUTCOME = "/var/lib/lustrain/boot"
 """Where infra/plan/nodes/first_boot.sh says how its last run ended: `ready`, or `failed` and the step."""
 _HEAD_BYTES = 4096
@@ -28,11 +28,9 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _host(scene: Scene) -> dict[str, Any]:
-    booted = re.search(r"^btime (\d+)$", scene.host.read("/proc/stat") or "", re.MULTILINE)
     return {
         "name": scene.text("/proc/sys/kernel/hostname"),
         "boot_id": scene.text("/proc/sys/kernel/random/boot_id"),
-        "boot_at": int(booted[1]) if booted else None,
         "pid1_start": start_ticks(scene.host.read("/proc/1/stat") or ""),
     }
 
@@ -56,7 +54,6 @@ def _kernel(scene: Scene) -> dict[str, Any]:
         "arch": scene.text("/proc/sys/kernel/arch") or os.uname().machine,
         "cmdline": parse_cmdline(scene.host.read("/proc/cmdline") or ""),
         "thp": chosen(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
-        "max_cstate": scene.text("/sys/module/intel_idle/parameters/max_cstate"),
     }
 
 
@@ -75,12 +72,10 @@ def chosen(text: str) -> str | None:
 
 def _cpu(scene: Scene) -> dict[str, Any]:
     head = _head(scene, "/proc/cpuinfo")
-    nodes = [name for name in scene.host.names("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
     return {
         "count": count_of(scene.host.read("/sys/devices/system/cpu/online") or "") or os.cpu_count(),
         "vendor": _field(head, "vendor_id") or _field(head, "CPU implementer"),
         "model": _field(head, "model name") or _field(head, "CPU part"),
-        "numa_nodes": len(nodes) or None,
     }
 
 

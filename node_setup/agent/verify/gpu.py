@@ -12,6 +12,9 @@ from node_setup.agent.settings import data
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import ACTIONS, NONE, REBOOT, REPLACE, RESET_GPU, Result, counted, known, unread
 
+ALIKE = 0.95
+"""Of the largest memory: what drivers set aside differs a little from card to card."""
+
 
 def count(facts: Facts, want: Expected, request: Request) -> Result:
     """GPUs by the type's count; on Gaudi the cards that hl-smi lists."""
@@ -32,6 +35,23 @@ def count(facts: Facts, want: Expected, request: Request) -> Result:
     if devices is None:
         return unread("gpu-count", facts, kind, "hl-smi" if gaudi else "nvidia-smi")
     return counted("gpu-count", len(devices), want.gpus, "accelerators", REPLACE)
+
+
+def memory(facts: Facts, want: Expected, request: Request) -> Result:
+    """Accelerators of one model have the same memory: one with less has lost a part of it."""
+    devices = known(facts, "hpu", "devices") or _devices(facts)
+    if not devices:
+        return _without(facts, want, "gpu-memory")
+    sizes = [(_name(device), str(device.get("name")), int(device.get("memory_mib") or 0)) for device in devices]
+    if not all(size for _, _, size in sizes):
+        return unread("gpu-memory", facts, "hpu" if known(facts, "hpu", "present") else "gpu", "memory")
+    most = {model: max(size for _, other, size in sizes if other == model) for _, model, _ in sizes}
+    less = [f"{name}: {size} of {most[model]} MiB" for name, model, size in sizes if size < ALIKE * most[model]]
+    if less:
+        return Result("gpu-memory", Status.FAILED, f"less than others of its model: {', '.join(less)}", REPLACE)
+    return Result(
+        "gpu-memory", Status.OK, "alike", found=", ".join(f"{size} MiB" for size in sorted(set(most.values())))
+    )
 
 
 def ecc(facts: Facts, want: Expected, request: Request) -> Result:
@@ -291,4 +311,4 @@ def _plain(reason: object) -> str:
     return re.sub(r"[\s.]+", "_", str(reason).rsplit("reasons.", 1)[-1].strip().lower())
 
 
-CHECKS = (count, ecc, row_remap, xid, throttle, persistence, clocks, nvlinks, fabric_manager)
+CHECKS = (count, memory, ecc, row_remap, xid, throttle, persistence, clocks, nvlinks, fabric_manager)

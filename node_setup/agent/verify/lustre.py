@@ -145,6 +145,9 @@ def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_ef
         unwanted = "tcp" if over_efa else "efa"
         why = f"I/O went over {unwanted}" if moved[unwanted] else "no message was counted on any network"
         return Result(check, Status.FAILED if moved[unwanted] else Status.UNKNOWN, why, NONE, shown, wanted)
+    dropped = _dropped(before, after)
+    if dropped:
+        return Result(check, Status.WARNING, f"LNet dropped {dropped} messages meanwhile", NONE, shown, wanted)
     return Result(check, Status.OK, f"I/O went over {wanted}", NONE, shown, wanted)
 
 
@@ -157,6 +160,12 @@ def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None
             return None
         directions.append(sums[1] - sums[0])
     return max(0, min(directions))
+
+
+def _dropped(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Messages dropped on all networks; 0 where some interface does not count them."""
+    sums = [_sum(nets, "", "drop") for nets in (before, after)]
+    return 0 if sums[0] is None or sums[1] is None else max(0, sums[1] - sums[0])
 
 
 def _sum(nets: Sequence[Any], name: str, key: str) -> int | None:

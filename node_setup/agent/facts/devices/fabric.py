@@ -8,12 +8,9 @@ from typing import Any
 
 from node_setup.agent.facts.scene import Scene
 
-EMPTY: dict[str, Any] = {
-    "efa": dict.fromkeys(("devices", "pci", "domains", "installer", "libfabric", "plugins", "modules"))
-}
+EMPTY: dict[str, Any] = {"efa": dict.fromkeys(("devices", "pci", "domains", "installer", "libfabric", "plugins"))}
 AMAZON = 0x1D0F
 EFA_DEVICES = range(0xEFA0, 0xEFB0)
-MODULES = ("efa", "ib_core", "ib_uverbs", "gdrdrv", "nvidia_peermem", "efa_nv_peermem")
 PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib",
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
@@ -40,7 +37,6 @@ def collect(scene: Scene) -> dict[str, Any]:
             "installer": installer,
             "libfabric": libfabric,
             "plugins": _plugins(scene),
-            "modules": [name for name in MODULES if name in scene.loaded],
         }
     }
 

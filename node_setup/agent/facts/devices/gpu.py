@@ -7,9 +7,7 @@ from typing import Any, Callable
 
 from node_setup.agent.facts.scene import Scene, integer, together
 
-EMPTY: dict[str, Any] = {
-    "gpu": dict.fromkeys(("present", "driver", "devices", "fabric_manager", "nvlinks", "xids", "processes"))
-}
+EMPTY: dict[str, Any] = {"gpu": dict.fromkeys(("present", "driver", "devices", "fabric_manager", "nvlinks", "xids"))}
 NVIDIA = 0x10DE
 DISPLAY, ACCELERATOR = 0x03, 0x12
 """PCI base classes: display controllers, to which data-center GPUs belong as 3D controllers, and processing accelerators."""
@@ -64,7 +62,6 @@ def collect(scene: Scene) -> dict[str, Any]:
         "fabric_manager": {"version": manager},
         "nvlinks": nvlinks,
         "xids": xids,
-        "processes": None if processes is None else len(processes),
     }
     return {"gpu": gpu, "jobs": None if processes is None else [{"kind": "gpu", "id": pid} for pid in processes]}
 
