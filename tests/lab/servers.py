@@ -34,6 +34,7 @@ from tests.lab.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.literals import StorageClassType
 
 WEED_START_SECONDS = 300.0
 
@@ -57,9 +58,9 @@ class S3Place:
         """A plain client straight to the server, for looking behind our back or preparing a state."""
         return _client(self.endpoint)
 
-    def archive(self, key: str, storage_class: str) -> None:
+    def archive(self, key: str, storage_class: StorageClassType) -> None:
         """Moves an object to another storage class, as a lifecycle rule does."""
-        source = {"Bucket": self.bucket, "Key": key}
+        source = f"{self.bucket}/{key}"
         self.client().copy_object(Bucket=self.bucket, Key=key, CopySource=source, StorageClass=storage_class)
 
 

@@ -5,6 +5,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,10 +45,11 @@ def refuse_archived(name: str, uri: str, objects: Iterable[ObjectInfo]) -> None:
     hidden = any(info.storage_class == INTELLIGENT_TIERING for info in every)
     count = f"{'at least ' if hidden else ''}{len(archived)} of {len(every)} objects"
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    command = f"aws s3api restore-object --bucket {bucket} --key {f'{prefix}/{first.key}'.lstrip('/')}"
-    days = "Days=30" if first.archive in _ARCHIVES else "{}"
+    key = f"{prefix}/{first.key}".lstrip("/")
+    request = "Days=30" if first.archive in _ARCHIVES else "{}"
+    words = ["aws", "s3api", "restore-object", "--bucket", bucket, "--key", key, "--restore-request", request]
     why = f"{count} cannot be read before they are restored from an archive, such as {first.key} in {first.archive}"
-    fix = f"restore each (`{command} --restore-request {days}`), wait until that is done, then start again"
+    fix = f"restore each (`{shlex.join(words)}`), wait until that is done, then start again"
     raise ArchivedError(problem(name, uri, why, fix=fix))
 
 

@@ -101,7 +101,6 @@ def _foreign_parts(prefix: str, parts: Mapping[PartName, list[Event]]) -> list[s
     contents: dict[tuple[int, bytes], PartName] = {}
     for name, records in parts.items():
         before = PartName(name.generation, name.part - 1)
-        steps = [record.get("step", -1) for record in [*parts.get(before, [])[-1:], *records]]
         attempts = {str(record.get("attempt", name.generation)) for record in records} - {str(name.generation)}
         same = contents.setdefault((name.generation, b"".join(map(encode, records))), name)
         if not records:
@@ -110,10 +109,14 @@ def _foreign_parts(prefix: str, parts: Mapping[PartName, list[Event]]) -> list[s
             wrong[name] = f"holds records of attempt {', '.join(sorted(attempts))}"
         elif same != name:
             wrong[name] = f"holds the records of {same.key(prefix)}"
-        elif prefix == STEPS and before not in wrong and any(b != a + 1 for a, b in pairwise(steps)):
+        elif prefix == STEPS and before not in wrong and not _follow([*parts.get(before, [])[-1:], *records]):
             wrong[name] = "its steps do not follow one on another, and on those of the part before"
     fix = "restore it from the bucket's versions or a snapshot"
     return [f"{name.key(prefix)}: {why}; fix: {fix}" for name, why in wrong.items()]
+
+
+def _follow(records: Sequence[Event]) -> bool:
+    return all(later["step"] == earlier["step"] + 1 for earlier, later in pairwise(records))
 
 
 def _read_part(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
