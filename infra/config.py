@@ -200,6 +200,23 @@ class Access(Section):
         | None
     ) = None
     """EC2: name of a key pair, for SSH through SSM or a VPN."""
+    permissions_boundary: (
+        Annotated[
+            str,
+            like(
+                r"arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[\w+=,.@/-]+",
+                "the ARN of a managed policy",
+                "arn:aws:iam::123456789012:policy/boundary",
+            ),
+        ]
+        | None
+    ) = None
+    """On every role that the stack makes: none can do more than this policy allows, which must be what they need. The
+    deployer's policy then lets no role be made without it."""
+    role_path: Annotated[
+        str, Field(max_length=400), like(r"/([\w+=,.@-]+/)*", "an IAM path that begins and ends in a slash", "/team/")
+    ] = "/"
+    """Roles and instance profiles lie under this path and `lustrain/<name>/`."""
     admin_roles: tuple[
         Annotated[
             str,

@@ -33,6 +33,7 @@ class Roles(pulumi.ComponentResource):
             path=plan.path,
             description=plan.description,
             assume_role_policy=json.dumps(plan.trust),
+            permissions_boundary=plan.boundary,
             opts=child,
         )
         self.arns[plan.key] = role.arn

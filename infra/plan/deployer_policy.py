@@ -1,8 +1,8 @@
 """The permissions for `pulumi up` and `pulumi destroy`, held to this cluster's names and tags where AWS allows it.
 
 Making roles and handing them to machines is power over the account within what roles may do; give this policy to people
-whom you would trust with that, or put a permissions boundary on it. Written from the calls of the provider's resources and
-AWS's service authorization reference; not yet used on a real account.
+whom you would trust with that, or set `access.permissions_boundary`, without which it then lets no role be made. Written
+from the calls of the provider's resources and AWS's service authorization reference; not yet used on a real account.
 """
 
 from __future__ import annotations
@@ -128,12 +128,20 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     path = role_path(spec)
     own = place.arn("iam", f"role{path}*", region="")
-    make = """CreateRole DeleteRole GetRole UpdateRole UpdateRoleDescription UpdateAssumeRolePolicy TagRole UntagRole
-        ListRolePolicies ListAttachedRolePolicies ListInstanceProfilesForRole PutRolePolicy GetRolePolicy
-        DeleteRolePolicy DetachRolePolicy"""
-    yield allow("Roles", _named_actions("iam", make), own)
+    keep = """DeleteRole GetRole UpdateRole UpdateRoleDescription UpdateAssumeRolePolicy TagRole UntagRole ListRolePolicies
+        ListAttachedRolePolicies ListInstanceProfilesForRole GetRolePolicy"""
+    make = "CreateRole PutRolePolicy DeleteRolePolicy DetachRolePolicy"
+    yield allow("Roles", _named_actions("iam", keep), own)
+    bounded: dict[str, dict[str, Any]] = {}
+    if boundary := spec.access.permissions_boundary:
+        make += " PutRolePermissionsBoundary"
+        bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+        yield allow("BoundaryLook", ["iam:GetPolicy"], boundary)
+    # The actions that give a role its rights, those to which the condition applies
+    # (https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate).
+    yield allow("RolesMake", _named_actions("iam", make), own, bounded)
     managed = sorted({arn for role in roles(spec, place) for arn in role.managed})
-    yield allow("RolesAttach", ["iam:AttachRolePolicy"], own, {"ArnEquals": {"iam:PolicyARN": managed}})
+    yield allow("RolesAttach", ["iam:AttachRolePolicy"], own, {**bounded, "ArnEquals": {"iam:PolicyARN": managed}})
     services = {
         statement["Principal"]["Service"] for role in roles(spec, place) for statement in role.trust["Statement"]
     }

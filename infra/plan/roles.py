@@ -1,6 +1,6 @@
 """The roles of a cluster: their trust and their permissions, as plain documents.
 
-Roles lie under the path /lustrain/<cluster>/, so that whoever deploys needs a right on that path only. A resource of `*`
+Roles lie under the path lustrain/<cluster>/, so that whoever deploys needs a right on that path only. A resource of `*`
 stands where AWS's service authorization reference knows no narrower one
 (https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html).
 """
@@ -39,6 +39,8 @@ class RolePlan:
     policy: Document | None = None
     managed: tuple[str, ...] = ()
     instance_profile: bool = False
+    boundary: str | None = None
+    """ARN of the managed policy that bounds what the role may do."""
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
@@ -58,7 +60,22 @@ def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
 
 
 def role_path(spec: ClusterSpec) -> str:
-    return f"/lustrain/{spec.name}/"
+    return f"{spec.access.role_path}lustrain/{spec.name}/"
+
+
+def _role(
+    spec: ClusterSpec,
+    key: str,
+    description: str,
+    trusted: Document,
+    policy: Document | None = None,
+    *,
+    managed: tuple[str, ...] = (),
+    instance_profile: bool = False,
+) -> RolePlan:
+    """Return a role with the path and the boundary that all roles of the cluster have."""
+    boundary = spec.access.permissions_boundary
+    return RolePlan(key, role_path(spec), description, trusted, policy, managed, instance_profile, boundary)
 
 
 def flow_log_group(spec: ClusterSpec) -> str:
@@ -75,23 +92,19 @@ def flow_log_role(spec: ClusterSpec, place: Place) -> RolePlan:
         "ArnLike": {"aws:SourceArn": place.arn("ec2", "vpc-flow-log/*")},
     }
     write = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
-    return RolePlan(
-        key="flow-logs",
-        path=role_path(spec),
-        description=f"VPC flow logs of {spec.name}",
-        trust=trust("vpc-flow-logs", condition=condition),
-        policy=document([allow("Write", write, [group, f"{group}:*"])]),
-    )
+    policy = document([allow("Write", write, [group, f"{group}:*"])])
+    trusted = trust("vpc-flow-logs", condition=condition)
+    return _role(spec, "flow-logs", f"VPC flow logs of {spec.name}", trusted, policy)
 
 
 def _ec2_node(spec: ClusterSpec, place: Place) -> RolePlan:
-    return RolePlan(
-        key="node",
-        path=role_path(spec),
-        description=f"Nodes of {spec.name}",
-        trust=trust("ec2"),
+    return _role(
+        spec,
+        "node",
+        f"Nodes of {spec.name}",
+        trust("ec2"),
+        document(node_statements(spec, place)),
         managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
-        policy=document(node_statements(spec, place)),
         instance_profile=True,
     )
 
@@ -101,25 +114,20 @@ def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:
 
     Its managed policy has logs, metrics, SSM and lifecycle scripts in `sagemaker-…` buckets
     (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html)."""
-    return RolePlan(
-        key="node",
-        path=role_path(spec),
-        description=f"HyperPod nodes of {spec.name}",
-        trust=trust("sagemaker"),
+    return _role(
+        spec,
+        "node",
+        f"HyperPod nodes of {spec.name}",
+        trust("sagemaker"),
+        document(node_statements(spec, place)),
         managed=(place.managed_policy("AmazonSageMakerClusterInstanceRolePolicy"),),
-        policy=document(node_statements(spec, place)),
     )
 
 
 def _eks_cluster(spec: ClusterSpec, place: Place) -> RolePlan:
     """https://docs.aws.amazon.com/eks/latest/userguide/cluster-iam-role.html"""
-    return RolePlan(
-        key="eks-cluster",
-        path=role_path(spec),
-        description=f"EKS control plane of {spec.name}",
-        trust=trust("eks"),
-        managed=(place.managed_policy("AmazonEKSClusterPolicy"),),
-    )
+    managed = (place.managed_policy("AmazonEKSClusterPolicy"),)
+    return _role(spec, "eks-cluster", f"EKS control plane of {spec.name}", trust("eks"), managed=managed)
 
 
 def _fsx_csi(spec: ClusterSpec, place: Place) -> RolePlan:
@@ -144,7 +152,7 @@ def _of_pods(spec: ClusterSpec, place: Place, key: str, description: str, policy
         "ArnEquals": {"aws:SourceArn": place.arn("eks", f"cluster/{spec.name}")},
     }
     trusted = trust("pods.eks", actions=("sts:AssumeRole", "sts:TagSession"), condition=condition)
-    return RolePlan(key, role_path(spec), description, trusted, policy)
+    return _role(spec, key, description, trusted, policy)
 
 
 def _karpenter(spec: ClusterSpec, place: Place) -> RolePlan:
@@ -164,10 +172,5 @@ def _karpenter(spec: ClusterSpec, place: Place) -> RolePlan:
         allow("VolumeKeyGrant", ["kms:CreateGrant"], place.arn("kms", "key/*"), grants),
         allow("VolumeKeyLook", ["kms:DescribeKey"], place.arn("kms", "key/*"), through),
     ]
-    return RolePlan(
-        key=KARPENTER_ROLE,
-        path=role_path(spec),
-        description=f"Autoscaling of {spec.name}",
-        trust=trust("hyperpod.sagemaker"),
-        policy=document(statements),
-    )
+    trusted = trust("hyperpod.sagemaker")
+    return _role(spec, KARPENTER_ROLE, f"Autoscaling of {spec.name}", trusted, document(statements))

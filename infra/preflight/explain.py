@@ -253,6 +253,26 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on is removed", lost, "let the jobs end first")
 
 
+def _roles(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """Yield a boundary that comes or goes, and a path: IAM moves no role, the engine makes new ones."""
+    before, after = old.access, new.access
+    here = "access.permissions_boundary"
+    if before.permissions_boundary and not after.permissions_boundary:
+        message = "the roles lose their boundary, which the deployer's policy does not allow"
+        instead = "keep it, or have somebody with iam:DeleteRolePermissionsBoundary take it off"
+        yield Change(here, Effect.IN_PLACE, message, "", instead)
+    elif before.permissions_boundary != after.permissions_boundary:
+        message = (
+            f"{shown(before.permissions_boundary)} becomes {shown(after.permissions_boundary)} on running nodes too"
+        )
+        yield Change(here, Effect.IN_PLACE, message)
+    if before.role_path != after.role_path:
+        message = f"{before.role_path} becomes {after.role_path}: new roles are made and the old ones deleted"
+        lost = "every node with its local disks and jobs"
+        effect = Effect.REPLACES_CLUSTER if old.backend == "hyperpod-eks" else Effect.REPLACES_NODES
+        yield Change("access.role_path", effect, message, lost, "make a second stack, move over, destroy the first")
+
+
 def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield changed tuning: a node tunes itself at boot, by its bundle."""
     for table in ("profiles", "settings"):
@@ -284,6 +304,8 @@ _COVERED = (
     "slurm.accounting",
     "tuning",
     "access.admin_roles",
+    "access.permissions_boundary",
+    "access.role_path",
     "runs_uri",
     "buckets.runs_prefix",
     "buckets.data",
@@ -310,6 +332,7 @@ _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     _accounting,
     _kubernetes,
     objects,
+    _roles,
     _tuning,
     _rest,
 )

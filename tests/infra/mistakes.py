@@ -18,6 +18,7 @@ LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id"
 US_EAST_1_DNS = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
 ALIAS = "arn:aws:kms:us-west-2:123456789012:alias/mine"
+BOUNDARY = "arn:aws{}:iam::{}:policy/boundary"
 SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf"
 DATABASE = {"endpoint": "db.example.com", "secret_arn": SECRET}
 SMALL = {**EXISTING, "compute_cidr": "10.0.0.0/28"}
@@ -327,6 +328,8 @@ MISTAKES = [
     Mistake("IAM-005", EKS, {"access.admin_roles": ["arn:aws:iam::123456789012:role/a"] * 2}, ".1"),
     Mistake("IAM-005", EKS, {"access.admin_roles": [SERVICE_ROLE]}, ".0"),
     Mistake("IAM-006", SPOT, {"access.user": "root"}),
+    Mistake("IAM-004", SPOT, {"access.permissions_boundary": BOUNDARY.format("-cn", "123456789012")}),
+    Mistake("IAM-008", SPOT, {"access.permissions_boundary": BOUNDARY.format("", "210987654321")}),
     Mistake("BUD-001", SPOT, {"budget": GONE}),
     Mistake("BUD-002", SPOT, {"alarms": {}}, ".emails"),
     Mistake("BUD-003", SPOT, {"budget.emails": ["nobody"]}, ".0"),

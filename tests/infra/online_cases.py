@@ -10,7 +10,7 @@ from typing import Any
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.nodes.eks import addons
 from tests.infra.edits import spec_of
-from tests.infra.mistakes import BLOCK, EKS, NOW, SLURM, SPOT
+from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, NOW, SLURM, SPOT
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -251,6 +251,7 @@ PAIR = {"UserIdGroupPairs": [{"GroupId": GROUP}]}
 LISTED = {"PrefixListIds": [{"PrefixListId": "pl-0123456789abcdef0"}]}
 MINE: dict[str, Any] = {"buckets.data": "mine"}
 SSH_KEY: dict[str, Any] = {"access.ssh_key": "me"}
+BOUNDED: dict[str, Any] = {"access.permissions_boundary": BOUNDARY.format("", "123456789012")}
 EXTENDED = {"eks.upgrade_policy": "EXTENDED"}
 EMPTY = [no_bucket("404")] * 3
 ADDONS = len(addons(spec_of(EKS, {})))
@@ -454,4 +455,6 @@ CASES = [
     Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
     Case("IAM-101", EKS, [], edits=ELSEWHERE),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),
+    Case("IAM-102", SPOT, [("iam", "get_policy", {"Policy": {"PolicyName": "boundary"}})], edits=BOUNDED),
+    Case("IAM-102", SPOT, [("iam", "get_policy", "NoSuchEntity")], "access.permissions_boundary", edits=BOUNDED),
 ]

@@ -331,3 +331,12 @@ def test_no_name_of_a_cluster_with_the_longest_legal_name_is_too_long_for_aws(st
     }
     assert "aws:iam/role:Role" in {kind for kind, _ in lengths}
     assert {one: length for one, length in lengths.items() if length > LIMITS[one[0]]} == {}
+
+
+@pytest.mark.parametrize("stack", [BLOCK, SLURM, EKS])
+def test_every_role_that_the_program_declares_has_the_boundary(stack: str) -> None:
+    boundary = "arn:aws:iam::123456789012:policy/boundary"
+    edits = {"access.permissions_boundary": boundary, "network.flow_logs": True}
+    made = built(stack, edits)[0].of("aws:iam/role:Role")
+    assert len(made) >= 2
+    assert {role.get("permissionsBoundary") for role in made.values()} == {boundary}

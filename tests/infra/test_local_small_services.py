@@ -72,6 +72,18 @@ def test_invalid_budget_requests_are_refused(budgets: Any) -> None:
     assert refused[0] == "NotFoundException"
 
 
+def test_role_with_a_missing_boundary_is_refused(aws: LocalAws) -> None:
+    iam = client(aws, "iam")
+    kept = "arn:aws:iam::aws:policy/PowerUserAccess"
+    request = {"RoleName": "bounded", "AssumeRolePolicyDocument": json.dumps({"Version": "2012-10-17", "Statement": []})}
+    missing = f"arn:aws:iam::{ACCOUNT}:policy/nobody"
+    assert refusal(iam.create_role, **request, PermissionsBoundary=missing)[0] == "NoSuchEntity"
+    iam.create_role(**request, PermissionsBoundary=kept)
+    assert iam.get_role(RoleName="bounded")["Role"]["PermissionsBoundary"]["PermissionsBoundaryArn"] == kept
+    change = {"RoleName": "bounded", "PermissionsBoundary": missing}
+    assert refusal(iam.put_role_permissions_boundary, **change)[0] == "NoSuchEntity"
+
+
 def test_bucket_policy_conditions_are_evaluated(s3: Any) -> None:
     s3.create_bucket(Bucket="kept")
     s3.put_bucket_policy(Bucket="kept", Policy=json.dumps({"Version": "2012-10-17", "Statement": [TLS_ONLY]}))

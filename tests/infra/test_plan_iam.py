@@ -161,6 +161,32 @@ def test_services_have_the_same_name_in_every_partition_and_lustres_driver_a_rol
     assert trusted(storage={"lustre": {"throughput_gb_s": 1.2}}) == {**wanted, "fsx-csi": "pods.eks.amazonaws.com"}
 
 
+BOUNDARY = "arn:aws:iam::123456789012:policy/team/boundary"
+GIVES_RIGHTS = {"CreateRole", "PutRolePolicy", "AttachRolePolicy", "PutRolePermissionsBoundary"}
+
+
+@pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm", "hyperpod-eks"])
+def test_with_a_boundary_every_role_has_it_and_none_is_made_without(backend: str) -> None:
+    access = {"permissions_boundary": BOUNDARY, "role_path": "/team/ml/"}
+    spec = spec_of(backend, access=access, network={"flow_logs": True}, eks=OPTIONS if "eks" in backend else {})
+    made = every_role(spec, AWS)
+    assert {(role.boundary, role.path) for role in made} == {(BOUNDARY, "/team/ml/lustrain/demo/")}
+    giving = [
+        one
+        for one in deployer_policy(spec, AWS)["Statement"]
+        if {action.removeprefix("iam:") for action in one["Action"]} & GIVES_RIGHTS and one["Sid"] != "LustreS3Role"
+    ]
+    assert giving
+    for one in giving:
+        assert one["Condition"]["StringEquals"] == {"iam:PermissionsBoundary": BOUNDARY}, one["Sid"]
+        assert one["Resource"] == ["arn:aws:iam::123456789012:role/team/ml/lustrain/demo/*"]
+    granted = {action for one in deployer_policy(spec, AWS)["Statement"] for action in one["Action"]}
+    assert "iam:DeleteRolePermissionsBoundary" not in granted
+    assert "iam:PutRolePermissionsBoundary" not in {
+        action for one in deployer_policy(spec_of(backend), AWS)["Statement"] for action in one["Action"]
+    }
+
+
 OPTIONS = {"karpenter": True, "task_governance": True, "training_operator": True}
 
 

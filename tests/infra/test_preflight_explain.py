@@ -18,6 +18,7 @@ from tests.infra.mistakes import BLOCK, DATABASE, EKS, EXISTING, KEY, P9, RESERV
 REHEARSAL = "rehearsal"
 EXACT = {"capacity_gib": 4800, "per_tib_mb_s": 500}
 TIERED = {"throughput_gb_s": 4, "type": "intelligent-tiering"}
+BOUNDARY_KEY = "access.permissions_boundary"
 LINK = "storage.lustre.associations ({})"
 
 
@@ -105,6 +106,9 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"tags": {"a": "b"}}, Effect.IN_PLACE, "tags"),
     (SPOT, {"instance_types": {"g6e.48xlarge": P9}}, Effect.NEW_NODES, "instance_types"),
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
+    (SPOT, {"access.permissions_boundary": "arn:aws:iam::123456789012:policy/b"}, Effect.IN_PLACE, BOUNDARY_KEY),
+    (SPOT, {"access.role_path": "/team/"}, Effect.REPLACES_NODES, "access.role_path"),
+    (EKS, {"access.role_path": "/team/"}, Effect.REPLACES_CLUSTER, "access.role_path"),
     (SPOT, {"job_ends_at": "2027-01-01T00:00:00Z"}, Effect.IN_PLACE, "job_ends_at"),
 ]
 

@@ -60,3 +60,15 @@ def admin_roles(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             continue
         if answered("NoSuchEntity", aws.iam.get_role, RoleName=arn.rpartition("/")[2]) is None:
             yield finding(f"access.admin_roles.{index}", f"role {arn} does not exist", "correct it, or make the role")
+
+
+@RULES.add(
+    "IAM-102",
+    "The permissions boundary exists: IAM makes no role with one that does not.",
+    "https://docs.aws.amazon.com/IAM/latest/APIReference/API_CreateRole.html",
+    permission="iam:GetPolicy",
+)
+def boundary(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    arn = spec.access.permissions_boundary
+    if arn and answered("NoSuchEntity", aws.iam.get_policy, PolicyArn=arn) is None:
+        yield finding("access.permissions_boundary", f"policy {arn} does not exist", "correct it, or make the policy")

@@ -80,7 +80,8 @@ def partition(spec: ClusterSpec, context: Context) -> Problems:
     plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
     roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
     secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
-    for path, arn in [*plans, *roles, *secrets, *_keys(spec)]:
+    boundaries = [("access.permissions_boundary", spec.access.permissions_boundary)]
+    for path, arn in [*plans, *roles, *secrets, *boundaries, *_keys(spec)]:
         partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
         if context.partition and partition and partition != context.partition:
             message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
@@ -130,3 +131,16 @@ def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
             message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
             made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"
             yield finding(f"{path}.volume_kms_key", message, f"{made}; then suppress this")
+
+
+@RULES.add(
+    "IAM-008",
+    "A permissions boundary is a managed policy of the cluster's account, or AWS's own.",
+    "https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html",
+)
+def boundary_account(spec: ClusterSpec, context: Context) -> Problems:
+    boundary = spec.access.permissions_boundary
+    owner = boundary.split(":")[4] if boundary else "aws"
+    if context.account and owner not in ("aws", context.account):
+        message = f"the policy is of account {owner}, the roles of {context.account}"
+        yield finding("access.permissions_boundary", message, "make a policy in the cluster's account")
