@@ -38,6 +38,10 @@ AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "
 """As the Cluster's, but for `..`: that has rules of preflight, which say why."""
 TypeName = Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "p5.48xlarge")]
 SubnetId = Annotated[str, id_of("subnet", "a subnet")]
+RoleArn = Annotated[
+    str,
+    like(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", "the ARN of a role", "arn:aws:iam::123456789012:role/admin"),
+]
 
 
 def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -217,13 +221,22 @@ class Access(Section):
         str, Field(max_length=400), like(r"/([\w+=,.@-]+/)*", "an IAM path that begins and ends in a slash", "/team/")
     ] = "/"
     """Roles and instance profiles lie under this path and `lustrain/<name>/`."""
-    admin_roles: tuple[
+    node_role: RoleArn | None = None
+    """An existing role for the nodes: the stack makes none for them and changes nothing in this one. `fab node-policy` prints
+    what it must trust, hold and allow."""
+    instance_profile: (
         Annotated[
             str,
-            like(r"arn:aws[a-z-]*:iam::\d{12}:role/.+", "the ARN of a role", "arn:aws:iam::123456789012:role/admin"),
-        ],
-        ...,
-    ] = ()
+            like(
+                r"arn:aws[a-z-]*:iam::\d{12}:instance-profile/[\w+=,.@/-]+",
+                "the ARN of an instance profile",
+                "arn:aws:iam::123456789012:instance-profile/nodes",
+            ),
+        ]
+        | None
+    ) = None
+    """EC2: the instance profile that holds `node_role`."""
+    admin_roles: tuple[RoleArn, ...] = ()
     """`hyperpod-eks`: roles that become cluster administrators."""
 
 

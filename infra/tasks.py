@@ -1,4 +1,4 @@
-"""`fab preflight`, `fab cost`, `fab explain-change`, `fab deployer-policy`, `fab aws-local`.
+"""`fab preflight`, `fab cost`, `fab explain-change`, `fab deployer-policy`, `fab node-policy`, `fab aws-local`.
 
 Imports of what a task does stand in it: every `fab` loads this file, and a cluster's description takes longer to load than
 nodes that are in order take to be looked at.
@@ -109,4 +109,18 @@ def deployer_policy(flags: DeployerPolicy) -> Answer:
     return Answer(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())
 
 
-TASKS = (preflight, cost, explain_change, deployer_policy, aws_local)
+@dataclass(frozen=True)
+class NodePolicy:
+    stack: str = flag(help=STACK)
+    account: str = flag(help="number of the cluster's account")
+
+
+@task("node-policy")
+def node_policy(flags: NodePolicy) -> Answer:
+    """Print what an existing role of the nodes (access.node_role) must trust, hold and allow."""
+    from infra.preflight import commands
+
+    return Answer(json.dumps(commands.node_policy(flags.stack, flags.account), indent=2).splitlines())
+
+
+TASKS = (preflight, cost, explain_change, deployer_policy, node_policy, aws_local)

@@ -18,6 +18,7 @@ MISTAKES = {
     "cost": ("--stack", "nowhere"),
     "explain-change": ("--stack", "nowhere"),
     "deployer-policy": ("--stack", "nowhere", "--account", "123456789012"),
+    "node-policy": ("--stack", "nowhere", "--account", "123456789012"),
     "rehearse": ("--steps", "1"),
     "image-plan": ("--arg", "EFA_VERSION"),
     "image-build": ("--arg", "EFA_VERSION"),

@@ -27,6 +27,11 @@ class Roles(pulumi.ComponentResource):
         self.register_outputs({"arns": self.arns, "instance_profile_arn": self.instance_profile_arn})
 
     def _make(self, plan: RolePlan) -> None:
+        if plan.existing is not None:
+            self.arns[plan.key] = pulumi.Output.from_input(plan.existing)
+            if plan.existing_profile is not None:
+                self.instance_profile_arn = pulumi.Output.from_input(plan.existing_profile)
+            return
         named, child = f"{self._name}-{plan.key}", pulumi.ResourceOptions(parent=self)
         role = aws.iam.Role(
             named,

@@ -8,7 +8,7 @@ from the calls of the provider's resources and AWS's service authorization refer
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infra.config import ClusterSpec
@@ -16,7 +16,7 @@ from infra.plan.documents import Document, Statement, allow, document
 from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
 from infra.plan.place import COST_TAG, Place, bucket_names
-from infra.plan.roles import role_path, roles
+from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
 
 NETWORK = (
     "vpc",
@@ -126,6 +126,25 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 
 def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    plans = [*roles(spec, place), *([flow_log_role(spec, place)] if spec.network.flow_logs else [])]
+    if made := [plan for plan in plans if plan.existing is None]:
+        yield from _roles_made(spec, place, made)
+    for plan in plans:
+        if plan.existing is not None:
+            passed = {"StringEquals": {"iam:PassedToService": services([plan])}}
+            yield allow("NodeRolePass", ["iam:PassRole"], plan.existing, passed)
+            yield allow("NodeRoleLook", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], plan.existing)
+            if plan.existing_profile is not None:
+                yield allow("NodeProfileLook", ["iam:GetInstanceProfile"], plan.existing_profile)
+    linked = place.arn("iam", "role/aws-service-role/*", region="")
+    names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *SERVICE_LINKED[spec.backend]]}}
+    yield allow("ServiceLinkedRoles", ["iam:CreateServiceLinkedRole"], linked, names)
+    lustre = place.arn("iam", "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*", region="")
+    if spec.storage.lustre and spec.storage.lustre.associations:
+        yield allow("LustreS3Role", ["iam:AttachRolePolicy", "iam:PutRolePolicy"], lustre)
+
+
+def _roles_made(spec: ClusterSpec, place: Place, made: Sequence[RolePlan]) -> Iterator[Statement]:
     path = role_path(spec)
     own = place.arn("iam", f"role{path}*", region="")
     keep = """DeleteRole GetRole UpdateRole UpdateRoleDescription UpdateAssumeRolePolicy TagRole UntagRole ListRolePolicies
@@ -140,26 +159,15 @@ def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     # The actions that give a role its rights, those to which the condition applies
     # (https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate).
     yield allow("RolesMake", _named_actions("iam", make), own, bounded)
-    managed = sorted({arn for role in roles(spec, place) for arn in role.managed})
-    yield allow("RolesAttach", ["iam:AttachRolePolicy"], own, {**bounded, "ArnEquals": {"iam:PolicyARN": managed}})
-    services = {
-        statement["Principal"]["Service"] for role in roles(spec, place) for statement in role.trust["Statement"]
-    }
-    if spec.network.flow_logs:
-        services.add("vpc-flow-logs.amazonaws.com")
-    passed = {"StringEquals": {"iam:PassedToService": sorted(services)}}
+    if managed := sorted({arn for plan in made for arn in plan.managed}):
+        yield allow("RolesAttach", ["iam:AttachRolePolicy"], own, {**bounded, "ArnEquals": {"iam:PolicyARN": managed}})
+    passed = {"StringEquals": {"iam:PassedToService": services(made)}}
     yield allow("RolesPass", ["iam:PassRole"], own, passed)
-    if spec.backend == "ec2":
+    if any(plan.instance_profile for plan in made):
         profile = """CreateInstanceProfile DeleteInstanceProfile GetInstanceProfile AddRoleToInstanceProfile
             RemoveRoleFromInstanceProfile TagInstanceProfile UntagInstanceProfile"""
         arn = place.arn("iam", f"instance-profile{path}*", region="")
         yield allow("Profiles", _named_actions("iam", profile), arn)
-    linked = place.arn("iam", "role/aws-service-role/*", region="")
-    names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *SERVICE_LINKED[spec.backend]]}}
-    yield allow("ServiceLinkedRoles", ["iam:CreateServiceLinkedRole"], linked, names)
-    lustre = place.arn("iam", "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*", region="")
-    if spec.storage.lustre and spec.storage.lustre.associations:
-        yield allow("LustreS3Role", ["iam:AttachRolePolicy", "iam:PutRolePolicy"], lustre)
 
 
 def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

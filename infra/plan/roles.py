@@ -7,7 +7,8 @@ stands where AWS's service authorization reference knows no narrower one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.config import ClusterSpec
@@ -41,15 +42,17 @@ class RolePlan:
     instance_profile: bool = False
     boundary: str | None = None
     """ARN of the managed policy that bounds what the role may do."""
+    existing: str | None = None
+    """ARN of a role of the user's that is used as it is, in place of this one; this plan then says what it needs."""
+    existing_profile: str | None = None
+    """ARN of the instance profile that holds it."""
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     """`node` always; with `hyperpod-eks` also `eks-cluster` and one for each part that is asked for and needs one."""
-    if spec.backend == "ec2":
-        return (_ec2_node(spec, place),)
-    if spec.backend == "hyperpod-slurm":
-        return (_hyperpod_node(spec, place),)
-    plans = [_hyperpod_node(spec, place), _eks_cluster(spec, place)]
+    if spec.backend != "hyperpod-eks":
+        return (node_role(spec, place),)
+    plans = [node_role(spec, place), _eks_cluster(spec, place)]
     if spec.storage.lustre:
         plans.append(_fsx_csi(spec, place))
     if spec.eks.training_operator:
@@ -95,6 +98,19 @@ def flow_log_role(spec: ClusterSpec, place: Place) -> RolePlan:
     policy = document([allow("Write", write, [group, f"{group}:*"])])
     trusted = trust("vpc-flow-logs", condition=condition)
     return _role(spec, "flow-logs", f"VPC flow logs of {spec.name}", trusted, policy)
+
+
+def node_role(spec: ClusterSpec, place: Place) -> RolePlan:
+    """Return the role of the nodes, whether the stack makes it or uses one that is there."""
+    if spec.backend != "ec2":
+        return replace(_hyperpod_node(spec, place), existing=spec.access.node_role)
+    access = spec.access
+    return replace(_ec2_node(spec, place), existing=access.node_role, existing_profile=access.instance_profile)
+
+
+def services(plans: Iterable[RolePlan]) -> list[str]:
+    """Return the services that take these roles on."""
+    return sorted({statement["Principal"]["Service"] for plan in plans for statement in plan.trust["Statement"]})
 
 
 def _ec2_node(spec: ClusterSpec, place: Place) -> RolePlan:

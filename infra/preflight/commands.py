@@ -14,6 +14,8 @@ from infra.config import parse
 from infra.plan import deployer_policy as iam_deployer
 from infra.plan.cost import Cost, cost
 from infra.plan.nodes.bundle import bundle
+from infra.plan.place import Place
+from infra.plan.roles import node_role
 from infra.preflight import stackfile
 from infra.preflight.change import Change
 from infra.preflight.explain import explain, explain_bundle
@@ -91,10 +93,20 @@ def costs(stack: stackfile.Stack) -> Cost:
 
 def policies(stack: str, account: str) -> list[Any]:
     """Return the IAM policies that a person needs to run `pulumi up` for a stack, each small enough to attach."""
+    spec, place = _placed(stack, account)
+    return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(spec, place)))
+
+
+def node_policy(stack: str, account: str) -> dict[str, Any]:
+    """Return what a role of the nodes must trust, which of AWS's policies it must hold, and what else it must allow."""
+    plan = node_role(*_placed(stack, account))
+    return {"trust": plan.trust, "managed": list(plan.managed), "policy": plan.policy}
+
+
+def _placed(stack: str, account: str) -> tuple[ClusterSpec, Place]:
     read = stackfile.read(stack)
     if not read.region:
         raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")
     if not re.fullmatch(r"\d{12}", account):
         raise UserError(problem("--account", account, "must be an account number", allowed="12 digits"))
-    place = replace(Context.of_region(read.spec, read.region), account=account).place
-    return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(read.spec, place)))
+    return read.spec, replace(Context.of_region(read.spec, read.region), account=account).place

@@ -20,6 +20,7 @@ from infra.plan.nodes.capacity import market
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
+MADE_ROLE = "the role that the stack made"
 TUNE = "run `fab node-tune` afterwards, which brings running nodes to the same state"
 REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 
@@ -254,8 +255,17 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 
 def _roles(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    """Yield a boundary that comes or goes, and a path: IAM moves no role, the engine makes new ones."""
+    """Yield another role of the nodes, a boundary that comes or goes, and a path: IAM moves no role, new ones are made."""
     before, after = old.access, new.access
+    if (before.node_role, before.instance_profile) != (after.node_role, after.instance_profile):
+        message = f"{before.node_role or MADE_ROLE} becomes {after.node_role or MADE_ROLE}"
+        if old.backend == "ec2" and before.node_role:
+            fix = "let the job save, then end the old machines"
+            yield Change("access.node_role", Effect.NEW_NODES, f"{message}; running machines keep the old one", "", fix)
+        else:
+            gone = "" if before.node_role else ", which is deleted under running nodes"
+            fix = "let jobs save and stop first"
+            yield Change("access.node_role", Effect.REPLACES_NODES, message + gone, "their local disks and jobs", fix)
     here = "access.permissions_boundary"
     if before.permissions_boundary and not after.permissions_boundary:
         message = "the roles lose their boundary, which the deployer's policy does not allow"
@@ -306,6 +316,8 @@ _COVERED = (
     "access.admin_roles",
     "access.permissions_boundary",
     "access.role_path",
+    "access.node_role",
+    "access.instance_profile",
     "runs_uri",
     "buckets.runs_prefix",
     "buckets.data",

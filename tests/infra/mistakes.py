@@ -19,6 +19,8 @@ US_EAST_1_DNS = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
 ALIAS = "arn:aws:kms:us-west-2:123456789012:alias/mine"
 BOUNDARY = "arn:aws{}:iam::{}:policy/boundary"
+NODE_ROLE = "arn:aws:iam::123456789012:role/team/nodes"
+PROFILE = "arn:aws:iam::123456789012:instance-profile/team/nodes"
 SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf"
 DATABASE = {"endpoint": "db.example.com", "secret_arn": SECRET}
 SMALL = {**EXISTING, "compute_cidr": "10.0.0.0/28"}
@@ -330,6 +332,10 @@ MISTAKES = [
     Mistake("IAM-006", SPOT, {"access.user": "root"}),
     Mistake("IAM-004", SPOT, {"access.permissions_boundary": BOUNDARY.format("-cn", "123456789012")}),
     Mistake("IAM-008", SPOT, {"access.permissions_boundary": BOUNDARY.format("", "210987654321")}),
+    Mistake("IAM-008", SLURM, {"access.node_role": "arn:aws:iam::210987654321:role/nodes"}),
+    Mistake("IAM-009", SPOT, {"access.node_role": NODE_ROLE}),
+    Mistake("IAM-009", SPOT, {"access.instance_profile": PROFILE}),
+    Mistake("CFG-007", SLURM, {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE}),
     Mistake("BUD-001", SPOT, {"budget": GONE}),
     Mistake("BUD-002", SPOT, {"alarms": {}}, ".emails"),
     Mistake("BUD-003", SPOT, {"budget.emails": ["nobody"]}, ".0"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.node_policy import node_statements
 from infra.plan.nodes.eks import addons
-from tests.infra.edits import spec_of
-from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, NOW, SLURM, SPOT
+from tests.infra.edits import place, spec_of
+from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, NODE_ROLE, NOW, PROFILE, SLURM, SPOT
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -204,6 +206,28 @@ def facts(efa: int = 4, cards: int = 4, vcpus: int = 192) -> Answer:
     return "ec2", "describe_instance_types", {"InstanceTypes": [record]}
 
 
+def role(service: str) -> Answer:
+    document = json.dumps({"Statement": [{"Principal": {"Service": f"{service}.amazonaws.com"}}]})
+    found = {**PLATFORM, "RoleName": "nodes", "Arn": NODE_ROLE, "AssumeRolePolicyDocument": document}
+    return "iam", "get_role", {"Role": found}
+
+
+def profile(*roles: str) -> Answer:
+    held = [{**PLATFORM, "RoleName": "nodes", "Arn": arn} for arn in roles]
+    found = {"InstanceProfileName": "nodes", "InstanceProfileId": "A" * 16, "Arn": PROFILE, "Path": "/team/"}
+    return "iam", "get_instance_profile", {"InstanceProfile": {**found, "CreateDate": NOW, "Roles": held}}
+
+
+def simulated(decision: str) -> Answer:
+    results = [{"EvalActionName": "s3:GetObject", "EvalResourceName": "*", "EvalDecision": decision}]
+    return "iam", "simulate_principal_policy", {"EvaluationResults": results, "IsTruncated": False}
+
+
+GIVEN_ROLE: dict[str, Any] = {"access.node_role": NODE_ROLE}
+GIVEN: dict[str, Any] = {**GIVEN_ROLE, "access.instance_profile": PROFILE}
+NO_PROFILE = ("iam", "get_instance_profile", "NoSuchEntity")
+STATEMENTS = len(node_statements(spec_of(SPOT, {}), place(SPOT)))
+"""Each is simulated by itself."""
 ELSEWHERE = {"access.admin_roles": ["arn:aws:iam::210987654321:role/platform"]}
 
 
@@ -457,4 +481,19 @@ CASES = [
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),
     Case("IAM-102", SPOT, [("iam", "get_policy", {"Policy": {"PolicyName": "boundary"}})], edits=BOUNDED),
     Case("IAM-102", SPOT, [("iam", "get_policy", "NoSuchEntity")], "access.permissions_boundary", edits=BOUNDED),
+    Case("IAM-103", SPOT, [role("ec2"), profile(NODE_ROLE)], edits=GIVEN),
+    Case("IAM-103", SPOT, [role("sagemaker"), profile(NODE_ROLE)], "access.node_role", edits=GIVEN),
+    Case("IAM-103", SPOT, [role("ec2"), profile()], "access.instance_profile", edits=GIVEN),
+    Case("IAM-103", SPOT, [role("ec2"), NO_PROFILE], "access.instance_profile", edits=GIVEN),
+    Case("IAM-103", SLURM, [role("sagemaker")], edits=GIVEN_ROLE),
+    Case("IAM-103", SLURM, [("iam", "get_role", "NoSuchEntity")], "access.node_role", edits=GIVEN_ROLE),
+    Case("IAM-104", SPOT, [simulated("allowed")] * STATEMENTS, edits=GIVEN),
+    Case(
+        "IAM-104",
+        SPOT,
+        [*[simulated("allowed")] * (STATEMENTS - 1), simulated("implicitDeny")],
+        "access.node_role",
+        "warning",
+        edits=GIVEN,
+    ),
 ]

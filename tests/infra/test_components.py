@@ -18,7 +18,19 @@ from infra.plan.nodes.bundle import bundle
 from infra.plan.nodes.hyperpod import create_only
 from lustrain.problem import UserError
 from tests.infra.edits import GONE, place, spec_of
-from tests.infra.mistakes import BLOCK, EKS, EXISTING, KEY, LUSTRE, RESERVED, SLURM, SPOT, US_EAST_1_DNS
+from tests.infra.mistakes import (
+    BLOCK,
+    EKS,
+    EXISTING,
+    KEY,
+    LUSTRE,
+    NODE_ROLE,
+    PROFILE,
+    RESERVED,
+    SLURM,
+    SPOT,
+    US_EAST_1_DNS,
+)
 from tests.infra.registered import Registered, built, waits_for
 
 TEMPLATE, GROUP = "aws:ec2/launchTemplate:LaunchTemplate", "aws:autoscaling/group:Group"
@@ -340,3 +352,15 @@ def test_every_role_that_the_program_declares_has_the_boundary(stack: str) -> No
     made = built(stack, edits)[0].of("aws:iam/role:Role")
     assert len(made) >= 2
     assert {role.get("permissionsBoundary") for role in made.values()} == {boundary}
+
+
+def test_an_existing_role_is_used_as_it_is_and_none_is_made_for_nodes() -> None:
+    edits = {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE}
+    made, outputs = built(SPOT, edits, Aws("us-east-1"))
+    assert not [kind for kind in made.kinds if kind.startswith("aws:iam/")]
+    assert [one["iamInstanceProfile"] for one in made.of(TEMPLATE).values()] == [{"arn": PROFILE}]
+    assert outputs["cluster"]["role_arn"] == NODE_ROLE
+    made = made_by(SLURM, **{"access.node_role": NODE_ROLE})
+    assert not [kind for kind in made.kinds if kind.startswith("aws:iam/")]
+    state = json.loads(made.of(CLUSTER)["llm-p5-cluster"]["desiredState"])
+    assert {group["ExecutionRole"] for group in state["InstanceGroups"]} == {NODE_ROLE}

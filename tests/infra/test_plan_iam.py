@@ -187,6 +187,21 @@ def test_with_a_boundary_every_role_has_it_and_none_is_made_without(backend: str
     }
 
 
+NODE_ROLE, PROFILE = "arn:aws:iam::123456789012:role/nodes", "arn:aws:iam::123456789012:instance-profile/nodes"
+
+
+def test_with_an_existing_role_the_deployer_passes_that_one_and_makes_none() -> None:
+    spec = spec_of(access={"node_role": NODE_ROLE, "instance_profile": PROFILE})
+    hold(spec, AWS)
+    policy = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
+    assert not {"Roles", "RolesMake", "RolesAttach", "RolesPass", "Profiles"} & set(policy)
+    assert policy["NodeRolePass"]["Resource"] == [NODE_ROLE]
+    assert policy["NodeRolePass"]["Condition"] == {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com"]}}
+    eks = deployer_policy(spec_of("hyperpod-eks", access={"node_role": NODE_ROLE}), AWS)["Statement"]
+    (attach,) = [one for one in eks if one["Sid"] == "RolesAttach"]
+    assert attach["Condition"]["ArnEquals"]["iam:PolicyARN"] == ["arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"]
+
+
 OPTIONS = {"karpenter": True, "task_governance": True, "training_operator": True}
 
 

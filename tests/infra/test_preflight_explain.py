@@ -13,7 +13,7 @@ from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
 from lustrain import deployed
 from tests.infra.edits import GONE, STACKS, config, spec_of
-from tests.infra.mistakes import BLOCK, DATABASE, EKS, EXISTING, KEY, P9, RESERVED, SLURM, SPOT, THERE
+from tests.infra.mistakes import BLOCK, DATABASE, EKS, EXISTING, KEY, NODE_ROLE, P9, RESERVED, SLURM, SPOT, THERE
 
 REHEARSAL = "rehearsal"
 EXACT = {"capacity_gib": 4800, "per_tib_mb_s": 500}
@@ -108,6 +108,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
     (SPOT, {"access.permissions_boundary": "arn:aws:iam::123456789012:policy/b"}, Effect.IN_PLACE, BOUNDARY_KEY),
     (SPOT, {"access.role_path": "/team/"}, Effect.REPLACES_NODES, "access.role_path"),
+    (SPOT, {"access.node_role": NODE_ROLE}, Effect.REPLACES_NODES, "access.node_role"),
     (EKS, {"access.role_path": "/team/"}, Effect.REPLACES_CLUSTER, "access.role_path"),
     (SPOT, {"job_ends_at": "2027-01-01T00:00:00Z"}, Effect.IN_PLACE, "job_ends_at"),
 ]
@@ -130,6 +131,12 @@ def test_unchanged_file_system_is_not_judged() -> None:
     """A rate that FSx refuses is a finding of preflight (FSX-004); an update that leaves it alone changes nothing."""
     edits = {"storage.lustre": {"metadata_iops": 1}}
     assert changes(SPOT, {}, edits) == []
+
+
+def test_another_existing_role_is_for_new_nodes_on_ec2_and_replaces_hyperpods() -> None:
+    before, after = {"access.node_role": NODE_ROLE}, {"access.node_role": f"{NODE_ROLE}2"}
+    for stack, effect in ((SPOT, Effect.NEW_NODES), (SLURM, Effect.REPLACES_NODES)):
+        assert {(one.effect, one.path) for one in changes(stack, after, before)} == {(effect, "access.node_role")}
 
 
 def test_an_accounting_database_is_for_good() -> None:

@@ -190,6 +190,15 @@ def test_what_a_deployer_needs_comes_in_policies_that_iam_takes() -> None:
     assert "ec2:RunInstances" in done.stdout
 
 
+def test_what_an_existing_role_of_the_nodes_needs_is_printed() -> None:
+    done = fab("node-policy", *POLICY[1:], "123456789012")
+    needed = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert needed["trust"]["Statement"][0]["Principal"] == {"Service": "ec2.amazonaws.com"}
+    assert needed["managed"] == ["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"]
+    assert "RunsReadWrite" in {one["Sid"] for one in needed["policy"]["Statement"]}
+
+
 def test_a_refused_change_ends_with_1_and_a_harmless_one_with_0(tmp_path: Path) -> None:
     for stack, key, value, code in (("ec2-spot-g6e", "zone_id", "use1-az5", 1), ("rehearsal", "budget", None, 0)):
         spec = {**config(stack)["lustrain:cluster"], key: value}

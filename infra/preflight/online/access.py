@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.documents import Statement
 from infra.plan.nodes.eks import addons
+from infra.plan.roles import node_role, services
 from infra.preflight.online.client import Aws, answered
-from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rule import Context, Family, Problems, listed
+
+if TYPE_CHECKING:
+    from mypy_boto3_iam.type_defs import ContextEntryTypeDef
 
 RULES = Family()
 
@@ -72,3 +81,69 @@ def boundary(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     arn = spec.access.permissions_boundary
     if arn and answered("NoSuchEntity", aws.iam.get_policy, PolicyArn=arn) is None:
         yield finding("access.permissions_boundary", f"policy {arn} does not exist", "correct it, or make the policy")
+
+
+@RULES.add(
+    "IAM-103",
+    "An existing role of the nodes is there, trusts the service that takes it on, and is in the instance profile.",
+    "https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_create_for-service.html",
+    permission="iam:GetRole and iam:GetInstanceProfile",
+)
+def existing_role(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    plan = node_role(spec, context.place)
+    if plan.existing is None:
+        return
+    here, (service,) = "access.node_role", services([plan])
+    answer = answered("NoSuchEntity", aws.iam.get_role, RoleName=plan.existing.rpartition("/")[2])
+    if answer is None or answer["Role"]["Arn"] != plan.existing:
+        yield finding(here, f"role {plan.existing} does not exist", "correct it, or make the role")
+    elif f'"{service}"' not in json.dumps(answer["Role"].get("AssumeRolePolicyDocument")):
+        yield finding(
+            here, f"{service} may not take the role on", "add what `fab node-policy` prints to its trust policy"
+        )
+    if plan.existing_profile is not None:
+        name = plan.existing_profile.rpartition("/")[2]
+        profile = answered("NoSuchEntity", aws.iam.get_instance_profile, InstanceProfileName=name)
+        held = [role["Arn"] for role in profile["InstanceProfile"]["Roles"]] if profile else []
+        if plan.existing not in held:
+            message = f"holds {listed(held) or 'no role'}, not {plan.existing}" if profile else "does not exist"
+            yield finding("access.instance_profile", message, "name the profile that holds access.node_role")
+
+
+@RULES.add(
+    "IAM-104",
+    "An existing role of the nodes allows what they do, as far as IAM's simulator can tell.",
+    "https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html",
+    level="warning",
+    permission="iam:SimulatePrincipalPolicy",
+)
+def role_allows(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    plan = node_role(spec, context.place)
+    if plan.existing is None or plan.policy is None:
+        return
+    statements = plan.policy["Statement"]
+    missing = [statement["Sid"] for statement in statements if _denied(aws, plan.existing, statement)]
+    if missing:
+        message = f"does not allow all of the statements {listed(missing)}"
+        yield finding("access.node_role", message, "add them; `fab node-policy` prints what the role needs")
+
+
+def _denied(aws: Aws, role: str, statement: Statement) -> bool:
+    """Whether the role lacks a right of the statement, in the circumstances that its conditions name."""
+    pages = aws.iam.get_paginator("simulate_principal_policy").paginate(
+        PolicySourceArn=role,
+        ActionNames=statement["Action"],
+        ResourceArns=statement["Resource"],
+        ContextEntries=list(_circumstances(statement.get("Condition", {}))),
+    )
+    return any(item["EvalDecision"] != "allowed" for page in pages for item in page["EvaluationResults"])
+
+
+def _circumstances(condition: Mapping[str, Mapping[str, Any]]) -> Iterator[ContextEntryTypeDef]:
+    """Yield a value for each key of a condition, with which it holds."""
+    for operator, keys in condition.items():
+        for key, values in keys.items():
+            texts = [values] if isinstance(values, str) else list(values)
+            plain = [text for text in texts if "*" not in text] or texts
+            kind: Literal["string", "stringList"] = "stringList" if operator.startswith("ForA") else "string"
+            yield {"ContextKeyName": key, "ContextKeyValues": plain[:1], "ContextKeyType": kind}

@@ -20,6 +20,8 @@ GRANTED = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext DescribeKey CreateGrant"
 )
 """What a grant must hold (GRANTS)."""
+ACCESS_ARNS = ("permissions_boundary", "node_role", "instance_profile")
+"""Keys of `access` that hold an ARN of IAM."""
 _KEY = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
     r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
@@ -80,8 +82,8 @@ def partition(spec: ClusterSpec, context: Context) -> Problems:
     plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
     roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
     secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
-    boundaries = [("access.permissions_boundary", spec.access.permissions_boundary)]
-    for path, arn in [*plans, *roles, *secrets, *boundaries, *_keys(spec)]:
+    named = [(f"access.{key}", arn) for key in ACCESS_ARNS if (arn := getattr(spec.access, key))]
+    for path, arn in [*plans, *roles, *secrets, *named, *_keys(spec)]:
         partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
         if context.partition and partition and partition != context.partition:
             message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
@@ -135,12 +137,31 @@ def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "IAM-008",
-    "A permissions boundary is a managed policy of the cluster's account, or AWS's own.",
-    "https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html",
+    "A permissions boundary and an existing role of the nodes are of the cluster's account; a boundary may be AWS's own.",
+    "https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html",
 )
-def boundary_account(spec: ClusterSpec, context: Context) -> Problems:
-    boundary = spec.access.permissions_boundary
-    owner = boundary.split(":")[4] if boundary else "aws"
-    if context.account and owner not in ("aws", context.account):
-        message = f"the policy is of account {owner}, the roles of {context.account}"
-        yield finding("access.permissions_boundary", message, "make a policy in the cluster's account")
+def account_of_arns(spec: ClusterSpec, context: Context) -> Problems:
+    for key in ACCESS_ARNS:
+        arn = getattr(spec.access, key)
+        owner = arn.split(":")[4] if arn else "aws"
+        if context.account and owner not in ("aws", context.account):
+            message = f"is of account {owner}, the cluster of {context.account}"
+            yield finding(f"access.{key}", message, "name one of the cluster's account")
+
+
+@RULES.add(
+    "IAM-009",
+    "On EC2 an existing role of the nodes comes with the instance profile that holds it, and the other way round.",
+    "https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_switch-role-ec2_instance-profiles.html",
+    essential=True,
+)
+def role_and_profile(spec: ClusterSpec, context: Context) -> Problems:
+    access = spec.access
+    if spec.backend != "ec2" or bool(access.node_role) == bool(access.instance_profile):
+        return
+    if access.node_role:
+        message = "EC2 takes a role on through an instance profile, and none is named"
+        yield finding("access.node_role", message, "set access.instance_profile to the one that holds this role")
+    else:
+        message = "the role that it holds is not named"
+        yield finding("access.instance_profile", message, "set access.node_role to the role that it holds")

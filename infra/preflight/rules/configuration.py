@@ -35,6 +35,7 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     "slurm": ("hyperpod-slurm",),
     "eks": ("hyperpod-eks",),
     "access.ssh_key": ("ec2",),
+    "access.instance_profile": ("ec2",),
     "access.admin_roles": ("hyperpod-eks",),
     "network.second_zone_id": ("hyperpod-eks",),
     "network.existing.control_subnet_ids": ("hyperpod-eks",),
@@ -121,8 +122,8 @@ def key_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "CFG-007",
-    "Other keys have a meaning with the backend (slurm, eks, ssh_key, admin_roles, nic_policy, second_zone_id, "
-    "control_subnet_ids).",
+    "Other keys have a meaning with the backend (slurm, eks, ssh_key, instance_profile, admin_roles, nic_policy, "
+    "second_zone_id, control_subnet_ids).",
     OURS,
     level="warning",
 )
