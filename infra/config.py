@@ -79,6 +79,12 @@ class Network(Section):
     """Further buckets that the nodes' role may read. With `closed` the S3 gateway endpoint refuses those that nobody named;
     in an open network nodes also reach buckets that are public or come as presigned URLs."""
     nic_policy: NicPolicy = "addresses"
+    security_group_ids: tuple[Annotated[str, id_of("sg", "a security group")], ...] = ()
+    """Further groups of an existing network on all interfaces of the nodes, beside the cluster's own. Their rules are yours."""
+    allow_from: tuple[
+        Annotated[str, like(r"pl-[0-9a-f]{8,17}|[\d.]+/\d{1,2}", "a prefix list or an IPv4 range", "10.20.0.0/16")], ...
+    ] = ()
+    """Prefix lists (`pl-…`) and IPv4 ranges from which SSH reaches the nodes; empty: from nowhere outside the cluster."""
 
 
 class Association(Section):

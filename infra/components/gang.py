@@ -90,7 +90,7 @@ class Gang(pulumi.ComponentResource):
         *,
         image: FoundImage,
         subnet_id: pulumi.Input[str],
-        security_group_id: pulumi.Input[str],
+        security_group_ids: Sequence[pulumi.Input[str]],
         instance_profile_arn: pulumi.Input[str],
         user_data: pulumi.Input[str],
         reservation_id: pulumi.Input[str] | None = None,
@@ -109,7 +109,7 @@ class Gang(pulumi.ComponentResource):
             instance_type=plan.instance_type,
             key_name=plan.key_name,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=instance_profile_arn),
-            network_interfaces=[_interface(interface, security_group_id) for interface in plan.interfaces],
+            network_interfaces=[_interface(interface, security_group_ids) for interface in plan.interfaces],
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled",
                 http_tokens="required",
@@ -228,7 +228,9 @@ class Gang(pulumi.ComponentResource):
         return None if group is None else aws.ec2.LaunchTemplatePlacementArgs(group_name=group)
 
 
-def _interface(one: Interface, security_group_id: pulumi.Input[str]) -> aws.ec2.LaunchTemplateNetworkInterfaceArgs:
+def _interface(
+    one: Interface, security_group_ids: Sequence[pulumi.Input[str]]
+) -> aws.ec2.LaunchTemplateNetworkInterfaceArgs:
     """Return an interface without subnet, which an Auto Scaling group gives it; it must be deleted with its instance."""
     return aws.ec2.LaunchTemplateNetworkInterfaceArgs(
         network_card_index=one.card,
@@ -236,7 +238,7 @@ def _interface(one: Interface, security_group_id: pulumi.Input[str]) -> aws.ec2.
         interface_type=one.type,
         associate_public_ip_address=one.public_address,
         delete_on_termination="true",
-        security_groups=[security_group_id],
+        security_groups=list(security_group_ids),
     )
 
 

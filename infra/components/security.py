@@ -74,6 +74,8 @@ class SecurityGroups(pulumi.ComponentResource):
                 return {"referenced_security_group_id": peer.value}
             case "cidr":
                 return {"cidr_ipv4": peer.value}
+            case "prefix-list-id":
+                return {"prefix_list_id": peer.value}
             case "prefix-list":
                 return {"prefix_list_id": self._prefix_list(rule)}
 

@@ -140,7 +140,7 @@ def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> No
             planned,
             image=images[planned.group],
             subnet_id=base.network.zone_subnet_ids.get(spec.zone_of(group), base.network.compute_subnet_id),
-            security_group_id=base.security.ids["cluster"],
+            security_group_ids=[base.security.ids["cluster"], *spec.network.security_group_ids],
             instance_profile_arn=base.roles.instance_profile_arn or "",
             user_data=pulumi.Output.all(**later).apply(script),
             reservation_id=reservation.reservation_id if reservation else None,
@@ -156,7 +156,7 @@ def _hyperpod(plan: Plan, base: Foundation) -> Nodes:
     refs = Refs(
         role_arn=base.roles.arns["node"],
         subnet_id=base.network.compute_subnet_id,
-        security_group_ids=[base.security.ids["cluster"]],
+        security_group_ids=[base.security.ids["cluster"], *spec.network.security_group_ids],
         lifecycle_uri=base.bundle.uri,
         zone_subnet_ids=base.network.zone_subnet_ids,
         lustre=Mount(base.lustre.dns_name, base.lustre.mount_name, lustre.mount_path)

@@ -114,6 +114,10 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         beside = [place.arn("ec2", "security-group/*")] if interface_services(spec) else []
         yield allow("NetworkMake", _named_actions("ec2", make), [*arns, *beside])
         yield allow("NetworkDrop", _named_actions("ec2", drop), arns, _ours(spec))
+    if lists := [source for source in spec.network.allow_from if source.startswith("pl-")]:
+        # Also one that another account shares.
+        arns = [place.arn("ec2", f"prefix-list/{prefix_list}", account="*") for prefix_list in lists]
+        yield allow("PrefixListsLook", ["ec2:GetManagedPrefixListEntries"], arns)
     groups, vpcs = place.arn("ec2", "security-group/*"), place.arn("ec2", "vpc/*")
     make = "CreateSecurityGroup AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress ModifySecurityGroupRules"
     drop = "DeleteSecurityGroup RevokeSecurityGroupIngress RevokeSecurityGroupEgress"

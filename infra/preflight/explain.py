@@ -91,6 +91,20 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield Change("network.second_zone_id", Effect.IN_PLACE, message)
 
 
+def _security_groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """Yield other groups of the interfaces: HyperPod keeps its VPC settings for good, a launch template is for new nodes."""
+    before, after = old.network.security_group_ids, new.network.security_group_ids
+    if before == after:
+        return
+    here, message = "network.security_group_ids", f"{shown(before)} becomes {shown(after)}"
+    if old.hyperpod:
+        lost, instead = "every node with its local disks and jobs", "change the rules of groups that are named already"
+        yield Change(here, Effect.REPLACES_CLUSTER, message, lost, instead)
+    else:
+        fix = "aws ec2 modify-network-interface-attribute changes those of running machines"
+        yield Change(here, Effect.NEW_NODES, f"{message}; running machines keep their groups", "", fix)
+
+
 def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
     """Return the subnet that is made in each zone that only groups name; empty where AWS would refuse the ranges."""
     if spec.network.existing or any(problem.level == "error" for problem in cidr_problems(spec)):
@@ -309,6 +323,7 @@ _COVERED = (
     "network.compute_prefix",
     "network.existing.vpc_id",
     "network.existing.compute_subnet_id",
+    "network.security_group_ids",
     "storage",
     "eks",
     "slurm.accounting",
@@ -337,6 +352,7 @@ _EFFECTS = {
 _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     _identity,
     _place,
+    _security_groups,
     file_system,
     associations,
     home,

@@ -11,6 +11,7 @@ from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
+FURTHER = "network.security_group_ids"
 CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
@@ -115,6 +116,12 @@ MISTAKES = [
     ),
     Mistake("NET-016", SPOT, {"groups.1": group(zone_id="use1-az2")}, ".zone_id"),
     Mistake("NET-017", SPOT, {"groups.0.zone_id": "use1-az2"}),
+    Mistake("NET-018", SPOT, {"network.existing": EXISTING, FURTHER: [f"sg-0123456{i}" for i in range(5)]}),
+    Mistake("NET-018", SPOT, {"network.existing": EXISTING, FURTHER: ["sg-01234567"] * 2}, ".1"),
+    Mistake("NET-019", SPOT, {FURTHER: ["sg-01234567"]}),
+    Mistake("NET-021", SPOT, {"network.allow_from": ["pl-01234567", "10.1.2.3/16"]}, ".1"),
+    Mistake("NET-021", SPOT, {"network.allow_from": ["10.1.2.999/32"]}, ".0"),
+    Mistake("NET-022", SPOT, {"network.allow_from": ["0.0.0.0/0"]}, ".0"),
     Mistake("NET-010", SPOT, {"network.existing": EXISTING, "network.closed": True}),
     Mistake(
         "NET-011",

@@ -12,7 +12,7 @@ from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.node_policy import node_statements
 from infra.plan.nodes.eks import addons
 from tests.infra.edits import place, spec_of
-from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, NODE_ROLE, NOW, PROFILE, SLURM, SPOT
+from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, NODE_ROLE, NOW, PROFILE, SLURM, SPOT
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -162,6 +162,10 @@ def endpoint_services(*missing: str, zone: str = "us-east-1d") -> list[Answer]:
     ]
 
 
+def entries(*cidrs: str) -> Answer:
+    return "ec2", "get_managed_prefix_list_entries", {"Entries": [{"Cidr": cidr} for cidr in cidrs]}
+
+
 def bucket(region: str) -> Answer:
     return "s3", "head_bucket", {"BucketRegion": region, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": {}}}
 
@@ -268,6 +272,8 @@ NO_VPC = ("ec2", "describe_vpc_attribute", "InvalidVpcID.NotFound")
 NO_FILE_SYSTEM = ("fsx", "describe_file_systems", "FileSystemNotFound")
 NO_GROUP = ("ec2", "describe_security_groups", "InvalidGroup.NotFound")
 NO_REPOSITORY = ("ecr", "describe_repositories", "RepositoryNotFoundException")
+MORE_GROUPS: dict[str, Any] = {**EXISTING, FURTHER: [GROUP]}
+FROM_LIST: dict[str, Any] = {"network.allow_from": ["10.0.0.0/8", "pl-01234567"]}
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
 NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
 STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
@@ -417,6 +423,19 @@ CASES = [
     Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
+    Case("NET-107", SPOT, [security_group()], edits=MORE_GROUPS),
+    Case("NET-107", SPOT, [security_group(vpc="vpc-01234567")], f"{FURTHER}.0", edits=MORE_GROUPS),
+    Case("NET-107", SPOT, [NO_GROUP], f"{FURTHER}.0", edits=MORE_GROUPS),
+    Case("NET-108", SPOT, [entries("10.20.0.0/16")], edits=FROM_LIST),
+    Case("NET-108", SPOT, [entries("10.20.0.0/16", "0.0.0.0/0")], "network.allow_from.1", edits=FROM_LIST),
+    Case("NET-108", SPOT, [entries("2001:db8::/32")], "network.allow_from.1", edits=FROM_LIST),
+    Case(
+        "NET-108",
+        SPOT,
+        [("ec2", "get_managed_prefix_list_entries", "InvalidPrefixListID.NotFound")],
+        "network.allow_from.1",
+        edits=FROM_LIST,
+    ),
     Case("FSX-101", SPOT, [file_system(), subnet()], edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(Lifecycle="FAILED"), subnet()], FSX_ID, edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(lustre={"MountName": "abcd1234"}), subnet()], f"{FSX}.mount_name", edits=LUSTRE),
@@ -472,10 +491,10 @@ CASES = [
     Case("EKS-102", EKS, [addon()] * ADDONS),
     Case("EKS-102", EKS, [*[addon()] * (ADDONS - 1), addon("")], "eks.version"),
     Case("EKS-102", EKS, [NO_ADDON, *[addon()] * (ADDONS - 1)], "eks.version"),
-    Case("NET-107", SPOT, endpoint_services(), edits=CLOSED),
-    Case("NET-107", SPOT, []),
-    Case("NET-107", SPOT, endpoint_services("com.amazonaws.us-east-1.ssm"), "network.closed", edits=CLOSED),
-    Case("NET-107", SPOT, endpoint_services(zone="us-east-1a"), "network.closed", edits=CLOSED),
+    Case("NET-109", SPOT, endpoint_services(), edits=CLOSED),
+    Case("NET-109", SPOT, []),
+    Case("NET-109", SPOT, endpoint_services("com.amazonaws.us-east-1.ssm"), "network.closed", edits=CLOSED),
+    Case("NET-109", SPOT, endpoint_services(zone="us-east-1a"), "network.closed", edits=CLOSED),
     Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
     Case("IAM-101", EKS, [], edits=ELSEWHERE),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),

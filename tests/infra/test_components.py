@@ -364,3 +364,25 @@ def test_an_existing_role_is_used_as_it_is_and_none_is_made_for_nodes() -> None:
     assert not [kind for kind in made.kinds if kind.startswith("aws:iam/")]
     state = json.loads(made.of(CLUSTER)["llm-p5-cluster"]["desiredState"])
     assert {group["ExecutionRole"] for group in state["InstanceGroups"]} == {NODE_ROLE}
+
+
+def test_further_security_groups_are_on_every_interface_beside_the_clusters_own() -> None:
+    further = "sg-0123456789abcdef0"
+    edits = {
+        "network.existing": EXISTING,
+        "network.security_group_ids": [further],
+        "network.allow_from": ["pl-01234567"],
+    }
+    made = made_by(SPOT, **edits)
+    (template,) = made.of(TEMPLATE).values()
+    groups = [one["securityGroups"] for one in template["networkInterfaces"]]
+    assert len(groups) > 1
+    assert all(len(one) == 2 and one[1] == further for one in groups)
+    ssh = [
+        rule
+        for rule in made.of("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule").values()
+        if "prefixListId" in rule
+    ]
+    assert [(rule["prefixListId"], rule["fromPort"], rule["toPort"]) for rule in ssh] == [("pl-01234567", 22, 22)]
+    state = json.loads(made_by(SLURM, **edits).of(CLUSTER)["llm-p5-cluster"]["desiredState"])
+    assert state["VpcConfig"]["SecurityGroupIds"][1:] == [further]

@@ -126,6 +126,7 @@ def test_launch_into_missing_network_is_refused(aws: LocalAws, network: Network)
     for members, code in (
         ({"Groups": [Network(aws).group]}, "InvalidParameter"),
         ({"Groups": [MISSING_GROUP]}, "InvalidGroup.NotFound"),
+        ({"Groups": [network.group] * 6}, "SecurityGroupsPerInterfaceLimitExceeded"),
         ({"SubnetId": "subnet-0123456789abcdef0"}, "InvalidSubnetID.NotFound"),
     ):
         request = launch(network)

@@ -316,3 +316,11 @@ def test_interface_endpoints_answer_https_from_the_nodes_only_where_there_are_an
     ]
     for other in (spec_of(), spec_of(network={"closed": True, "existing": EXISTING})):
         assert "endpoints" not in {rule.group for rule in rules(other)}
+
+
+def test_ssh_comes_in_from_where_the_spec_says_and_nothing_else_does() -> None:
+    found = set(rules(spec_of(network={"allow_from": ["pl-01234567", "10.20.0.0/16"]}))) - set(rules(spec_of()))
+    assert {(rule.group, rule.direction, rule.protocol, rule.ports, rule.peer) for rule in found} == {
+        ("cluster", "ingress", "tcp", (22, 22), Peer("prefix-list-id", "pl-01234567")),
+        ("cluster", "ingress", "tcp", (22, 22), Peer("cidr", "10.20.0.0/16")),
+    }

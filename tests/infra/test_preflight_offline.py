@@ -59,6 +59,16 @@ def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_k
     assert refused or not list(open_to_the_world(declared))
 
 
+@settings(deadline=None)
+@given(PREFIXES)
+@example(IPv4Network("0.0.0.0/0"))
+def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_nodes(block: IPv4Network) -> None:
+    spec = spec_of(SPOT, {"network.allow_from": [str(block)]})
+    refused = [one for code in ("NET-021", "NET-022") for one in OFFLINE[code].check(Context(spec))]
+    kind = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+    assert refused or not list(open_to_the_world(Resource(kind, {"cidrIpv4": str(block)})))
+
+
 def test_what_eks_refuses_cannot_be_suppressed_nor_a_public_endpoint_asked_for_without_ranges() -> None:
     suppress = [{"code": "EKS-008", "reason": "our office is in there"}]
     findings = run_offline(

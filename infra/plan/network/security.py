@@ -1,8 +1,10 @@
-"""Security-group rules as a table: nothing comes in from outside the cluster, and EFA has the pair of rules it needs."""
+"""Security-group rules as a table: nothing comes in from outside the cluster but SSH from where the spec says, and EFA has
+the pair of rules it needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from typing import Literal
 
 from infra.catalog.fsx import LUSTRE_PORTS, NFS_PORTS
@@ -11,7 +13,7 @@ from infra.plan.network.endpoints import interface_services
 from infra.plan.storage.lustre import efa_wanted
 
 Direction = Literal["ingress", "egress"]
-PeerKind = Literal["group", "group-id", "cidr", "prefix-list"]
+PeerKind = Literal["group", "group-id", "cidr", "prefix-list", "prefix-list-id"]
 
 EVERYWHERE = "0.0.0.0/0"
 WORLD = {4: 8, 6: 16}
@@ -21,9 +23,22 @@ PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/1
 """RFC 1918's, and RFC 6598's, which a VPC may have too (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)."""
 
 
+def ipv4_block(text: str, *, strict: bool = True) -> IPv4Network | None:
+    """Return the range that the text names; None where it names none, or with `strict` begins inside its range."""
+    try:
+        return IPv4Network(text, strict=strict) if "/" in text else None
+    except ValueError:
+        return None
+
+
+def too_wide(block: IPv4Network) -> bool:
+    """Whether the range is more of the internet than anybody owns."""
+    return block.prefixlen < WORLD[4]
+
+
 @dataclass(frozen=True)
 class Peer:
-    """The other end: one of our groups by key, a foreign one by id, a block, or the prefix list of a service."""
+    """The other end: one of our groups by key, a foreign one by id, a block, the prefix list of a service, or one by id."""
 
     kind: PeerKind
     value: str
@@ -70,7 +85,14 @@ def _cluster(spec: ClusterSpec) -> tuple[Rule, ...]:
         Rule("cluster", "egress", "-1", None, own, why),
         *_way_out(spec),
         *_existing_lustre(spec),
+        *_ssh(spec),
     )
+
+
+def _ssh(spec: ClusterSpec) -> tuple[Rule, ...]:
+    sources = dict.fromkeys(spec.network.allow_from)
+    peers = (Peer("prefix-list-id" if source.startswith("pl-") else "cidr", source) for source in sources)
+    return tuple(Rule("cluster", "ingress", "tcp", (22, 22), peer, "SSH") for peer in peers)
 
 
 def _way_out(spec: ClusterSpec) -> tuple[Rule, ...]:

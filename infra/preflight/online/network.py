@@ -7,6 +7,7 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.endpoints import endpoints
+from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import addresses_needed
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, known_groups, listed
@@ -152,6 +153,48 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "NET-107",
+    "Further security groups are there, and of the nodes' VPC.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSecurityGroups.html",
+    permission="ec2:DescribeSecurityGroups",
+)
+def further_groups(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    existing = spec.network.existing
+    for index, group in enumerate(spec.network.security_group_ids if existing else ()):
+        path, vpc = f"network.security_group_ids.{index}", existing.vpc_id if existing else ""
+        answer = answered("InvalidGroup.NotFound", aws.ec2.describe_security_groups, GroupIds=[group])
+        if answer is None:
+            yield finding(path, f"{group} is not in this account and region", "correct it")
+        elif (there := answer["SecurityGroups"][0].get("VpcId")) != vpc:
+            yield finding(path, f"is of {there}, the nodes of {vpc}", "name a group of the nodes' VPC")
+
+
+@RULES.add(
+    "NET-108",
+    "Prefix lists that reach the nodes by SSH are there, hold IPv4 ranges, and not the internet.",
+    "https://docs.aws.amazon.com/vpc/latest/userguide/managed-prefix-lists.html",
+    permission="ec2:GetManagedPrefixListEntries",
+)
+def prefix_lists(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for index, source in enumerate(spec.network.allow_from):
+        if not source.startswith("pl-"):
+            continue
+        path = f"network.allow_from.{index}"
+        entries = answered("InvalidPrefixListID.NotFound", _entries, aws, source)
+        if entries is None:
+            yield finding(path, f"{source} is not in this account and region", "correct it")
+            continue
+        blocks = {text: ipv4_block(text) for text in entries}
+        if wrong := [text for text, block in blocks.items() if block is None or too_wide(block)]:
+            yield finding(path, f"{source} lets {listed(wrong)} in", "name a list of your network's IPv4 ranges")
+
+
+def _entries(aws: Aws, prefix_list: str) -> list[str]:
+    pages = aws.ec2.get_paginator("get_managed_prefix_list_entries").paginate(PrefixListId=prefix_list)
+    return [entry["Cidr"] for page in pages for entry in page["Entries"]]
+
+
+@RULES.add(
+    "NET-109",
     "The services that a closed network reaches through endpoints are offered in the cluster's zone.",
     "https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html",
     permission="ec2:DescribeVpcEndpointServices and ec2:DescribeAvailabilityZones",

@@ -21,7 +21,7 @@ from infra.catalog.kubernetes import Version as Known
 from infra.catalog.prices import ANYWHERE, HOURS_A_MONTH, prices
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.network.security import WORLD
+from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import PRIVATE
 from infra.plan.nodes.hyperpod import filled_by_karpenter
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
@@ -243,14 +243,14 @@ def public_ranges(spec: ClusterSpec, context: Context) -> Problems:
     if count > MOST_CIDRS:
         yield finding(CIDRS, f"{count} ranges; EKS takes {MOST_CIDRS}", "join neighbours, or drop some")
     for path, text in _public_ranges(spec):
-        block = _block(text)
-        if block is None and (whole := _block(text, strict=False)):
+        block = ipv4_block(text)
+        if block is None and (whole := ipv4_block(text, strict=False)):
             message = f"{text} has an address inside the range, not the range's first"
             yield finding(path, message, f"write {whole}, or /32 for the one address")
         elif block is None:
             message = f"{text!r} is not an IPv4 range: an address, a slash, and how many of its bits count"
             yield finding(path, message, "write it like 198.51.100.7/32 or 198.51.100.0/24")
-        elif not _too_wide(block) and (other := next(filter(block.overlaps, NOT_PUBLIC), None)):
+        elif not too_wide(block) and (other := next(filter(block.overlaps, NOT_PUBLIC), None)):
             message = f"{text} holds addresses of {other}, which are not on the internet: EKS refuses it"
             yield finding(path, message, MINE)
 
@@ -258,7 +258,7 @@ def public_ranges(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("EKS-030", "The Kubernetes API does not answer the whole internet.", ENDPOINT)
 def world(spec: ClusterSpec, context: Context) -> Problems:
     for path, text in _public_ranges(spec):
-        if (block := _block(text)) and _too_wide(block):
+        if (block := ipv4_block(text)) and too_wide(block):
             yield finding(path, f"the Kubernetes API would answer {block.num_addresses:,} addresses", MINE)
 
 
@@ -270,7 +270,7 @@ def world(spec: ClusterSpec, context: Context) -> Problems:
 )
 def example(spec: ClusterSpec, context: Context) -> Problems:
     for path, text in _public_ranges(spec):
-        if (block := _block(text)) and any(block.subnet_of(item) for item in DOCUMENTATION):
+        if (block := ipv4_block(text)) and any(block.subnet_of(item) for item in DOCUMENTATION):
             yield finding(path, f"{text} is an example's range: helm and kubectl would get no answer", MINE)
 
 
@@ -335,14 +335,3 @@ def _public_ranges(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """With its path in the config; another backend has no Kubernetes API (CFG-007 says so)."""
     for index, text in enumerate(spec.eks.public_access_cidrs if spec.backend == "hyperpod-eks" else ()):
         yield f"{CIDRS}.{index}", text
-
-
-def _block(text: str, *, strict: bool = True) -> IPv4Network | None:
-    try:
-        return IPv4Network(text, strict=strict) if "/" in text else None
-    except ValueError:
-        return None
-
-
-def _too_wide(block: IPv4Network) -> bool:
-    return block.prefixlen < WORLD[4]

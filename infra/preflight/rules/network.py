@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.place import host
 from infra.preflight.rule import Context, Family, Problems, groups, listed
@@ -16,6 +17,11 @@ from infra.preflight.rule import Context, Family, Problems, groups, listed
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
 SUBNETS = "https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html"
 NAT = "https://docs.aws.amazon.com/vpc/latest/userguide/vpc-nat-gateway.html"
+GROUPS = "https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups"
+MOST_GROUPS = 5
+"""Security groups of an interface unless the account has a higher quota (GROUPS); HyperPod never takes more
+(https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_VpcConfig.html)."""
+INGRESS = "https://docs.aws.amazon.com/vpc/latest/userguide/security-group-rules.html"
 ENDPOINTS = "https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html"
 _DIRECTIONS = {
     "north": "n",
@@ -197,6 +203,42 @@ def spare_addresses(spec: ClusterSpec, context: Context) -> Problems:
     if cidr and needed <= usable(cidr) < 2 * needed:
         message = f"{usable(cidr)} usable addresses, the cluster takes {needed}: replacing all nodes at once fails"
         yield finding(path, message, "take a larger subnet")
+
+
+@RULES.add("NET-018", "An interface has at most 5 security groups, the cluster's own among them, each once.", GROUPS)
+@RULES.add("NET-019", "Further security groups are those of an existing network: a group belongs to one VPC.", INGRESS)
+def further_groups(spec: ClusterSpec, context: Context) -> Problems:
+    here, further = "network.security_group_ids", spec.network.security_group_ids
+    if len(further) >= MOST_GROUPS:
+        message = f"{len(further)} groups and the cluster's own are more than {MOST_GROUPS} on an interface"
+        yield finding(here, message, f"name {MOST_GROUPS - 1} at most", code="NET-018")
+    for index, group in enumerate(further):
+        if group in further[:index]:
+            yield finding(f"{here}.{index}", f"{group} stands twice", "keep one", code="NET-018")
+    if further and spec.network.existing is None:
+        message = "the stack makes a new VPC, in which these groups are not"
+        yield finding(here, message, "name the VPC in network.existing, or use network.allow_from", code="NET-019")
+
+
+@RULES.add(
+    "NET-021",
+    "Ranges that reach the nodes by SSH are IPv4 ranges, written from their first address.",
+    INGRESS,
+    essential=True,
+)
+@RULES.add("NET-022", "SSH to the nodes is not open to the internet.", INGRESS, essential=True)
+def ssh_sources(spec: ClusterSpec, context: Context) -> Problems:
+    for index, text in enumerate(spec.network.allow_from):
+        path, block = f"network.allow_from.{index}", ipv4_block(text)
+        if text.startswith("pl-"):
+            continue
+        if block is None:
+            whole = ipv4_block(text, strict=False)
+            fix = f"write {whole}, or /32 for the one address" if whole else "write it like 10.20.0.0/16"
+            yield finding(path, f"{text} is not a range from its first address", fix, code="NET-021")
+        elif too_wide(block):
+            message = f"SSH would be open to {block.num_addresses:,} addresses"
+            yield finding(path, message, "name the ranges of your network", code="NET-022")
 
 
 def _most_addresses(spec: ClusterSpec) -> int:

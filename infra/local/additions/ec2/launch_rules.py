@@ -24,6 +24,9 @@ from infra.local.additions.ec2.placement import placement_groups
 MOST_USER_DATA = 16 * 1024
 """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html: bytes, before encoding."""
 
+MAX_GROUPS = 5
+"""https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups: the default quota."""
+
 
 @dataclass(frozen=True)
 class Flaw:
@@ -71,6 +74,8 @@ def _interface_flaws(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str,
         kind = nic.get("InterfaceType") or "interface"
         if kind not in ("interface", "efa", "efa-only"):
             yield _invalid_value(f"Value ({kind}) for parameter interfaceType is invalid.")
+        if len(nic.get("Groups") or ()) > MAX_GROUPS:
+            yield Flaw("SecurityGroupsPerInterfaceLimitExceeded", f"An interface takes {MAX_GROUPS} security groups.")
         if kind == "efa-only" and (nic.get("AssociatePublicIpAddress") or nic.get("PrivateIpAddress")):
             yield _invalid_combination("An efa-only network interface has no IP address.")
 
