@@ -64,6 +64,24 @@ class ExistingNetwork(Section):
     """Lets preflight count addresses without asking AWS."""
 
 
+ProxyUrl = Annotated[
+    str,
+    like(r"https?://([^\s@/]*@)?[A-Za-z0-9.-]+(:\d{1,5})?/?", "a proxy's address", "http://proxy.example.com:3128"),
+]
+
+
+class Proxy(Section):
+    """An HTTP proxy for what nodes reach beyond the VPC. Without user and password: every job on a node could read them."""
+
+    http: ProxyUrl
+    https: ProxyUrl | None = None
+    """For HTTPS; default: the same."""
+    no_proxy: tuple[
+        Annotated[str, like(r"[A-Za-z0-9.*:/_-]+", "a host, a suffix or a range", ".example.com")], ...
+    ] = ()
+    """Further hosts, suffixes and ranges to reach directly; metadata, the VPC and S3 of the region always are."""
+
+
 class Network(Section):
     cidr: str = "10.0.0.0/16"
     compute_prefix: Annotated[int, Field(ge=16, le=28)] = 18
@@ -75,6 +93,7 @@ class Network(Section):
     closed: bool = False
     """No way to the internet: no NAT, interface endpoints for what nodes need."""
     flow_logs: bool = False
+    proxy: Proxy | None = None
     s3_buckets: tuple[str, ...] = ()
     """Further buckets that the nodes' role may read. With `closed` the S3 gateway endpoint refuses those that nobody named;
     in an open network nodes also reach buckets that are public or come as presigned URLs."""

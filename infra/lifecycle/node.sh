@@ -72,6 +72,30 @@ make_scratch() {
   say "/scratch is on ${disk#"$root"}"
 }
 
+# The bundle's folder `root` holds files for every node: those of the company's proxy. A service that runs already is restarted
+# where they are new; at a later boot they are there before it starts.
+copy_files() {
+  local files="$1/root" variables=etc/lustrain/proxy.env path unit
+  if [[ ! -d "$files" ]]; then
+    return
+  fi
+  if ! cmp -s "$files/$variables" "$root/$variables"; then
+    cp -R "$files/." "$root/"
+    systemctl daemon-reload
+    for path in "$files"/etc/systemd/system/*.service.d; do
+      unit="${path##*/}"
+      unit="${unit%.d}"
+      if systemctl is-active --quiet "$unit"; then
+        systemctl restart "$unit"
+      fi
+    done
+  fi
+  set -a
+  # shellcheck source=/dev/null
+  source "$root/$variables"
+  set +a
+}
+
 # What the agent does and where it fails, it says on stderr; its stdout is the report that it keeps in /var/lib/lustrain.
 run_agent() {
   local agent="$1" status=0
@@ -109,6 +133,7 @@ boot() {
   trap 'leave $?' EXIT
   {
     say "begin, $backend"
+    copy_files "$(dirname "$agent")"
     # The agent first: it mounts the instance store where the image does not.
     run_agent "$agent"
     disk="$(scratch_disk "$backend")"

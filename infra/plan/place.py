@@ -33,6 +33,8 @@ def host(text: str, service: str) -> Host | None:
     return Host(found[1], found[2]) if found and found[3] == dns_suffix(partition_of(found[2])) else None
 
 
+PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+"""RFC 1918's, and RFC 6598's, which a VPC may have too (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)."""
 COST_TAG = "lustrain:cluster"
 """Says whose a resource is: the budget and the conditions of the roles go by it."""
 

@@ -69,7 +69,7 @@ class Plan:
 
     @cached_property
     def bundle(self) -> Bundle:
-        return bundle(self.spec)
+        return bundle(self.spec, region=self.place.region)
 
     @cached_property
     def lustre(self) -> LustrePlan | None:

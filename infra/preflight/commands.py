@@ -66,12 +66,14 @@ def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
 
 def changes(stack: str, old: str | None) -> list[Change]:
     """Return what differs from the file `old`, by default from the spec in the stack's outputs."""
-    after = stackfile.read(stack).spec
+    read = stackfile.read(stack)
+    after, region = read.spec, read.region or ""
+    sha = bundle(after, region=region).sha
     if old:
         before = stackfile.read_spec(Path(old))
-        return [*explain(before, after), *explain_bundle(bundle(before).sha, bundle(after).sha)]
+        return [*explain(before, after), *explain_bundle(bundle(before, region=region).sha, sha)]
     outputs = deployed.outputs(stack, "spec", "--old FILE")
-    boot = explain_bundle(str(outputs["bundle"]), bundle(after).sha) if "bundle" in outputs else []
+    boot = explain_bundle(str(outputs["bundle"]), sha) if "bundle" in outputs else []
     return [*explain(parse(_as_deployed(outputs["spec"])), after), *boot]
 
 

@@ -307,6 +307,14 @@ def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
                 yield Change(f"tuning.{table} ({key})", Effect.NEW_NODES, message, "", TUNE)
 
 
+def _boot(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """Yield what nodes learn at their boot only, by user data or the bundle."""
+    if old.network.proxy != new.network.proxy:
+        fix = "let the job save, then replace the nodes one after the other or the gang as a whole"
+        message = "running machines keep what they had"
+        yield Change("network.proxy", Effect.NEW_NODES, message, "", fix)
+
+
 def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield every other key that differs."""
     for path, a, b in _leaves(old, new):
@@ -324,6 +332,7 @@ _COVERED = (
     "network.existing.vpc_id",
     "network.existing.compute_subnet_id",
     "network.security_group_ids",
+    "network.proxy",
     "storage",
     "eks",
     "slurm.accounting",
@@ -362,6 +371,7 @@ _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     objects,
     _roles,
     _tuning,
+    _boot,
     _rest,
 )
 

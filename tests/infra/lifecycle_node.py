@@ -14,7 +14,7 @@ EC2 = "first boot of EC2"
 """Has no script of its own in the bundle: user data sources node.sh and calls `boot`."""
 ENTRIES = [ON_INIT, ON_CREATE, EC2]
 LOG = "var/log/provision/provisioning.log"
-TOOLS = ("bash", "chmod", "date", "dirname", "grep", "ln", "mkdir", "sync", "tee")
+TOOLS = ("bash", "chmod", "cmp", "cp", "date", "dirname", "grep", "ln", "mkdir", "sync", "tee")
 """What the scripts use of the system."""
 SYSTEMCTL = """#!/bin/bash
 case "$1" in cat | is-active) grep -qxF -- "$*" <<<"$KNOWN" ;; *) echo "$*" >>"$ASKED" ;; esac

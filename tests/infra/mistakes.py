@@ -11,6 +11,7 @@ from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
+PROXY = {"http": "http://proxy.example.com:3128", "no_proxy": [".example.com"]}
 FURTHER = "network.security_group_ids"
 CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -122,6 +123,8 @@ MISTAKES = [
     Mistake("NET-021", SPOT, {"network.allow_from": ["pl-01234567", "10.1.2.3/16"]}, ".1"),
     Mistake("NET-021", SPOT, {"network.allow_from": ["10.1.2.999/32"]}, ".0"),
     Mistake("NET-022", SPOT, {"network.allow_from": ["0.0.0.0/0"]}, ".0"),
+    Mistake("NET-023", SPOT, {"network.proxy": {"http": "http://me:secret@proxy.example.com:3128"}}, ".http"),
+    Mistake("NET-024", BLOCK, {"network.proxy": PROXY}),
     Mistake("NET-010", SPOT, {"network.existing": EXISTING, "network.closed": True}),
     Mistake(
         "NET-011",

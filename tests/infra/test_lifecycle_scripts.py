@@ -19,6 +19,7 @@ from infra.plan.nodes.bundle import AGENT, FOLDER, ON_CREATE, ON_INIT, bundle
 from tests.conftest import require
 from tests.infra.edits import spec_of
 from tests.infra.lifecycle_node import EC2, ENTRIES, SCRIPTS, TOOLS, Node
+from tests.infra.mistakes import PROXY
 
 
 @pytest.fixture
@@ -165,3 +166,23 @@ def test_a_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) ->
     assert "no GPU 3" in node.log
     assert "failed with 1" in node.log
     assert node.waits == ["60"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_proxy_reaches_the_agent_and_services_and_a_later_boot_restarts_nothing(node: Node, entry: str) -> None:
+    node.mount("opt/sagemaker")
+    node.known = "is-active --quiet docker.service"
+    node.agent("import os, sys; print(os.environ.get('https_proxy'), file=sys.stderr)")
+    for file in bundle(spec_of("ec2-spot-g6e", {"network.proxy": PROXY}), region="us-east-1").files:
+        if file.path.startswith("root/"):
+            (node.bundle / file.path).parent.mkdir(parents=True, exist_ok=True)
+            (node.bundle / file.path).write_bytes(file.content)
+    assert node.boot(entry).returncode == 0
+    assert PROXY["http"] in node.log
+    assert (node.root / "etc/systemd/system/docker.service.d/lustrain-proxy.conf").is_file()
+    asked = node.asked.read_text(encoding="utf-8")
+    assert "daemon-reload\nrestart docker.service\n" in asked
+    assert "restart kubelet" not in asked, "it does not run yet"
+    node.asked.write_text("", encoding="utf-8")
+    assert node.boot(entry).returncode == 0
+    assert "restart" not in node.asked.read_text(encoding="utf-8")

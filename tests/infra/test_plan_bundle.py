@@ -18,6 +18,7 @@ from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, MAX_BYTES, ON_CREAT
 from infra.plan.nodes.document import node_document
 from lustrain.problem import UserError
 from tests.infra.edits import STACKS, spec_of
+from tests.infra.mistakes import PROXY
 
 SCRIPT = b"#!/bin/bash\necho here\n"
 FILES = st.dictionaries(
@@ -56,6 +57,23 @@ def test_the_packed_agent_of_the_bundle_runs_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-I", str(path), "version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, agent.sha256 in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("stack", ["ec2-spot-g6e", "hyperpod-eks-g6e-spot", "hyperpod-slurm-p5"])
+def test_a_proxy_is_laid_on_nodes_and_metadata_s3_and_the_vpc_stay_direct(stack: str) -> None:
+    spec = spec_of(stack, {"network.proxy": PROXY})
+    found = {
+        file.path: file.content.decode() for file in bundle(spec, region="us-west-2").files if "root/" in file.path
+    }
+    variables = dict(line.split("=", 1) for line in found["root/etc/lustrain/proxy.env"].splitlines())
+    assert variables["HTTPS_PROXY"] == variables["http_proxy"] == PROXY["http"]
+    direct = variables["no_proxy"].split(",")
+    needed = {"169.254.169.254", spec.network.cidr, ".s3.us-west-2.amazonaws.com", ".example.com"}
+    assert needed <= set(direct)
+    assert (".us-west-2.eks.amazonaws.com" in direct) == (spec.backend == "hyperpod-eks")
+    units = {path.split("/")[4] for path in found if "/systemd/" in path}
+    assert {"docker.service.d", "containerd.service.d"} <= units
+    assert ("amazon-ssm-agent.service.d" in units) == (spec.backend == "ec2")
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,18 @@ def test_the_bundle_is_fetched_and_its_agent_run(tmp_path: Path) -> None:
     assert node.first("aws s3 cp --recursive --only-show-errors s3://b/lifecycle/abc") < node.first(ran)
 
 
+def test_behind_a_proxy_the_boot_has_it_in_its_environment_and_so_does_snapd(tmp_path: Path) -> None:
+    proxy = "http://proxy.example.com:3128"
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": f'echo "$https_proxy $no_proxy" >>"$CALLS"; {FETCH}'})
+    text = script(spec(network={"proxy": {"http": proxy}}), bundle_uri="s3://b/lifecycle/abc")
+    assert node.boot(text) == 0
+    (seen,) = [call.split() for call in node.calls if call.startswith(proxy)]
+    assert {"169.254.169.254", "10.0.0.0/16", ".s3.us-west-2.amazonaws.com"} <= set(seen[1].split(","))
+    without = text.replace("command -v aws", "command -v no-such-command")
+    assert node.boot(without) == 0
+    assert node.first(f"snap set system proxy.http={proxy} proxy.https={proxy}") < node.first("snap install aws-cli")
+
+
 def test_a_later_boot_goes_by_what_the_node_was_told_since_and_asks_nobody(tmp_path: Path) -> None:
     """The first boot's script and bundle are of the day when the machine was made; `fab node-tune` may have come since."""
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": FETCH})

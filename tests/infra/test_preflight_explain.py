@@ -13,7 +13,21 @@ from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
 from lustrain import deployed
 from tests.infra.edits import GONE, STACKS, config, spec_of
-from tests.infra.mistakes import BLOCK, DATABASE, EKS, EXISTING, FURTHER, KEY, NODE_ROLE, P9, RESERVED, SLURM, SPOT, THERE
+from tests.infra.mistakes import (
+    BLOCK,
+    DATABASE,
+    EKS,
+    EXISTING,
+    FURTHER,
+    KEY,
+    NODE_ROLE,
+    P9,
+    PROXY,
+    RESERVED,
+    SLURM,
+    SPOT,
+    THERE,
+)
 
 REHEARSAL = "rehearsal"
 EXACT = {"capacity_gib": 4800, "per_tib_mb_s": 500}
@@ -108,6 +122,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
     (SPOT, {"access.permissions_boundary": "arn:aws:iam::123456789012:policy/b"}, Effect.IN_PLACE, BOUNDARY_KEY),
     (SPOT, {"access.role_path": "/team/"}, Effect.REPLACES_NODES, "access.role_path"),
+    (SPOT, {"network.proxy": PROXY}, Effect.NEW_NODES, "network.proxy"),
     (SPOT, {FURTHER: ["sg-01234567"]}, Effect.NEW_NODES, FURTHER),
     (SLURM, {FURTHER: ["sg-01234567"]}, Effect.REPLACES_CLUSTER, FURTHER),
     (SPOT, {"network.allow_from": ["10.20.0.0/16"]}, Effect.IN_PLACE, "network.allow_from"),

@@ -10,6 +10,7 @@ from typing import Literal
 from infra.catalog.fsx import LUSTRE_PORTS, NFS_PORTS
 from infra.config import ClusterSpec
 from infra.plan.network.endpoints import interface_services
+from infra.plan.place import PRIVATE_RANGES
 from infra.plan.storage.lustre import efa_wanted
 
 Direction = Literal["ingress", "egress"]
@@ -19,8 +20,6 @@ EVERYWHERE = "0.0.0.0/0"
 WORLD = {4: 8, 6: 16}
 """By IP version: public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html"
-PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-"""RFC 1918's, and RFC 6598's, which a VPC may have too (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)."""
 
 
 def ipv4_block(text: str, *, strict: bool = True) -> IPv4Network | None:

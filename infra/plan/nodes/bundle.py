@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from infra.config import ClusterSpec
+from infra.plan.nodes import proxy
 from infra.plan.nodes.document import node_document
 from lustrain.problem import UserError, problem
 from node_setup.pack import NAME, archive
@@ -27,6 +28,8 @@ ON_CREATE = "on_create.sh"
 AGENT = NAME
 DOCUMENT = "tuning.json"
 """The node document; the agent looks for it beside itself."""
+NODE_FILES = "root"
+"""Folder of files that node.sh copies under the node's root, at the same paths."""
 MAX_BYTES = 64 * 1024 * 1024
 """Ours: all nodes of a cluster read the bundle at once, in the minutes that are paid for and compute nothing."""
 SHA_DIGITS = 12
@@ -66,10 +69,12 @@ class Bundle:
         return f"{self.prefix}/{file.path}"
 
 
-def bundle(spec: ClusterSpec, folder: Path = FOLDER) -> Bundle:
-    """Return the files that nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
+def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bundle:
+    """Return the files that nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document,
+    and what node.sh copies under each node's root. `region` is needed where there is a proxy."""
     document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
-    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
+    for_root = {f"{NODE_FILES}/{path}": content for path, content in proxy.files(spec, region).items()}
+    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii"), **for_root})
 
 
 def gathered(

@@ -197,6 +197,10 @@ home() {
 fetch_bundle() {
   mkdir -p "$bundle"
   if ! command -v aws >/dev/null; then
+    # snapd does not see this script's environment.
+    if [[ -n "${https_proxy:-}" ]]; then
+      retry 5 60 snap set system "proxy.http=${http_proxy:-}" "proxy.https=$https_proxy"
+    fi
     retry 5 300 snap install aws-cli --classic
   fi
   retry 10 120 aws s3 cp --recursive --only-show-errors "$bundle_uri" "$bundle"

@@ -15,6 +15,7 @@ from typing import Any
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.clients import lustre_interfaces, module_options
 from infra.plan.nodes.document import node_document
+from infra.plan.nodes.proxy import environment
 from infra.plan.place import Place, runs_uri
 from lustrain.problem import UserError, problem
 
@@ -68,6 +69,7 @@ def user_data(
         "set -euo pipefail",
         # Without it some versions of the CLI ask S3 in us-east-1, which a closed network does not reach.
         f"export AWS_REGION={shlex.quote(place.region)} AWS_DEFAULT_REGION={shlex.quote(place.region)}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment(spec, place.region).items()),
         f"cluster={shlex.quote(spec.name)}",
         f"facts={shlex.quote(json.dumps(known, indent=1))}",
         f"lustre_dns={shlex.quote(lustre_dns)}",

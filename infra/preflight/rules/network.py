@@ -241,6 +241,29 @@ def ssh_sources(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(path, message, "name the ranges of your network", code="NET-022")
 
 
+@RULES.add(
+    "NET-023",
+    "A proxy's address holds no user and password: every job on a node could read them.",
+    "infra/config.py",
+    essential=True,
+)
+@RULES.add(
+    "NET-024",
+    "Nodes reach the proxy: those of a closed network that the stack makes reach nothing outside of it.",
+    "infra/plan/network/security.py",
+    judgement=True,
+)
+def proxy(spec: ClusterSpec, context: Context) -> Problems:
+    here, found = "network.proxy", spec.network.proxy
+    for key in ("http", "https"):
+        if found and "@" in (getattr(found, key) or ""):
+            message = "holds a user or a password"
+            yield finding(f"{here}.{key}", message, "let the proxy admit the nodes by their addresses", code="NET-023")
+    if found and spec.network.closed and spec.network.existing is None:
+        message = "lies outside of the VPC, which lets nothing out"
+        yield finding(here, message, "remove it, or name the network that the proxy is in", code="NET-024")
+
+
 def _most_addresses(spec: ClusterSpec) -> int:
     """Return the addresses of the fullest compute subnet; all have one size, and of an existing network only one is known."""
     zones = () if spec.network.existing else spec.other_zones
