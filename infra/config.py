@@ -265,6 +265,15 @@ class Access(Section):
     """`hyperpod-eks`: roles that become cluster administrators."""
 
 
+class Boot(Section):
+    on_configured: (
+        Annotated[str, like(r"[A-Za-z0-9_./-]+", "the path of a script, from the folder infra/", "scripts/ours.sh")]
+        | None
+    ) = None
+    """A script of yours that each node runs once, as root, when all else is set up. It goes into the lifecycle bundle, so that
+    whoever may read that bucket reads it: no secrets. It has 10 minutes; where it fails, the boot of the node fails."""
+
+
 class AccountingDatabase(Section):
     """A MySQL database of yours for Slurm's accounting: in RDS or the like, reached from the cluster's security group. HyperPod
     neither makes it nor backs it up
@@ -338,6 +347,7 @@ class ClusterSpec(Section):
     observability: Observability = Observability()
     alarms: Alarms = Alarms()
     access: Access = Access()
+    boot: Boot = Boot()
     slurm: Slurm = Slurm()
     eks: Eks = Eks()
     instance_types: Mapping[TypeName, InstanceType] = {}

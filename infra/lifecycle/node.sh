@@ -10,6 +10,7 @@ wait_seconds="${LUSTRAIN_WAIT_SECONDS:-120}"
 flush_seconds="${LUSTRAIN_FLUSH_SECONDS:-60}"
 # The agent waits minutes for a lock or a mount; one that hangs would hold a machine that is billed.
 agent_seconds="${LUSTRAIN_AGENT_SECONDS:-900}"
+script_seconds="${LUSTRAIN_SCRIPT_SECONDS:-600}"
 # HyperPod carries this file to the cluster's log group, stream LifecycleConfig/<group>/<instance>.
 log="$root/var/log/provision/provisioning.log"
 
@@ -116,6 +117,23 @@ run_agent() {
   return "$status"
 }
 
+# The user's script, once in a node's life and not at a later boot; where it fails, so does the node.
+user_script() {
+  local script="$1/on_configured.sh" done="$root/var/lib/lustrain/on_configured.sh" status=0
+  if [[ ! -f "$script" ]] || cmp -s "$script" "$done"; then
+    return
+  fi
+  say "running on_configured.sh"
+  chmod 755 "$script"
+  timeout --kill-after=30 "$script_seconds" "$script" || status=$?
+  if ((status != 0)); then
+    say "on_configured.sh ended with $status; fix: boot.on_configured of the cluster's description names this script"
+    return "$status"
+  fi
+  mkdir -p "$(dirname "$done")"
+  cp "$script" "$done"
+}
+
 # A node that fails is taken away: what it said must be carried off before.
 leave() {
   local status="$1"
@@ -141,6 +159,7 @@ boot() {
     if [[ "$backend" == eks ]]; then
       bash "$(dirname "$agent")/container_data.sh" "${disk#"$root"}"
     fi
+    user_script "$(dirname "$agent")"
     say "end"
   } 2>&1 | tee -a "$log"
 }

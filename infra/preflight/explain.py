@@ -309,10 +309,10 @@ def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 def _boot(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield what nodes learn at their boot only, by user data or the bundle."""
-    if old.network.proxy != new.network.proxy:
-        fix = "let the job save, then replace the nodes one after the other or the gang as a whole"
-        message = "running machines keep what they had"
-        yield Change("network.proxy", Effect.NEW_NODES, message, "", fix)
+    for key in ("network.proxy", "boot.on_configured"):
+        if _at(old, key) != _at(new, key):
+            fix = "let the job save, then replace the nodes one after the other or the gang as a whole"
+            yield Change(key, Effect.NEW_NODES, "running machines keep what they had", "", fix)
 
 
 def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -333,6 +333,7 @@ _COVERED = (
     "network.existing.compute_subnet_id",
     "network.security_group_ids",
     "network.proxy",
+    "boot",
     "storage",
     "eks",
     "slurm.accounting",

@@ -95,6 +95,8 @@ MISTAKES = [
     Mistake("CFG-009", SPOT, {"tags": {"lustrain:cluster": "other"}}, ".lustrain:cluster"),
     Mistake("CFG-010", SPOT, {"job_ends_at": "2026-01-01T00:00:00Z"}),
     Mistake("CFG-011", SPOT, {"tags": {"cost centre": "42"}}, ".cost centre"),
+    Mistake("CFG-014", SPOT, {"boot.on_configured": "scripts/nowhere.sh"}),
+    Mistake("CFG-014", SPOT, {"boot.on_configured": "Pulumi.yaml"}),
     Mistake("NET-001", SPOT, {"zone_id": "usw2-az1"}),
     Mistake("NET-002", EKS, {"network.second_zone_id": "use1-az2"}),
     Mistake("NET-003", SPOT, {"network.cidr": "10.0.0.0/8"}),

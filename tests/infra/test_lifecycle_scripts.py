@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.plan.nodes.bundle import AGENT, FOLDER, ON_CREATE, ON_INIT, bundle
+from infra.plan.nodes.bundle import AGENT, FOLDER, ON_CONFIGURED, ON_CREATE, ON_INIT, bundle
 from tests.conftest import require
 from tests.infra.edits import spec_of
 from tests.infra.lifecycle_node import EC2, ENTRIES, SCRIPTS, TOOLS, Node
@@ -186,3 +186,20 @@ def test_the_proxy_reaches_the_agent_and_services_and_a_later_boot_restarts_noth
     node.asked.write_text("", encoding="utf-8")
     assert node.boot(entry).returncode == 0
     assert "restart" not in node.asked.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_users_script_runs_last_and_once_and_its_failure_fails_the_node(node: Node, entry: str) -> None:
+    node.instance_store()
+    node.mount("opt/dlami/nvme")
+    ran = node.root / "ran"
+    script = node.bundle / ON_CONFIGURED
+    script.write_text(f"#!/bin/bash\ntest -e {node.root}/scratch || exit 9\necho once >>{ran}\n", encoding="utf-8")
+    assert node.boot(entry).returncode == 0
+    assert node.boot(entry).returncode == 0
+    assert ran.read_text(encoding="utf-8") == "once\n"
+    script.write_text("#!/bin/bash\necho hopeless\nexit 7\n", encoding="utf-8")
+    assert node.boot(entry).returncode == 7
+    assert "hopeless" in node.log
+    assert "on_configured.sh ended with 7" in node.log
+    assert "lustrain: end" not in node.log.rpartition("hopeless")[2]

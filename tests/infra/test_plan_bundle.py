@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.components.bundle import written
-from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bundle, gathered
+from infra.plan.nodes.bundle import (
+    AGENT,
+    DOCUMENT,
+    FOLDER,
+    MAX_BYTES,
+    ON_CONFIGURED,
+    ON_CREATE,
+    ON_INIT,
+    Bundle,
+    bundle,
+    gathered,
+)
 from infra.plan.nodes.document import node_document
 from lustrain.problem import UserError
 from tests.infra.edits import STACKS, spec_of
@@ -74,6 +85,19 @@ def test_a_proxy_is_laid_on_nodes_and_metadata_s3_and_the_vpc_stay_direct(stack:
     units = {path.split("/")[4] for path in found if "/systemd/" in path}
     assert {"docker.service.d", "containerd.service.d"} <= units
     assert ("amazon-ssm-agent.service.d" in units) == (spec.backend == "ec2")
+
+
+def test_a_script_of_the_users_is_in_the_bundle_under_one_name_and_changes_it_with_its_content(tmp_path: Path) -> None:
+    own = tmp_path / "ours.sh"
+    own.write_bytes(SCRIPT)
+    spec = spec_of("rehearsal", {"boot.on_configured": str(own)})
+    before = bundle(spec)
+    assert {file.path: file.content for file in before.files}[ON_CONFIGURED] == SCRIPT
+    own.write_bytes(SCRIPT + b"# edited\n")
+    assert bundle(spec).sha != before.sha
+    own.write_bytes(b"echo no first line\r\n")
+    with pytest.raises(UserError, match=r"boot\.on_configured = .*Windows line ends"):
+        bundle(spec)
 
 
 @pytest.mark.parametrize(

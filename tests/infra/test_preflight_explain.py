@@ -122,6 +122,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
     (SPOT, {"access.permissions_boundary": "arn:aws:iam::123456789012:policy/b"}, Effect.IN_PLACE, BOUNDARY_KEY),
     (SPOT, {"access.role_path": "/team/"}, Effect.REPLACES_NODES, "access.role_path"),
+    (SPOT, {"boot.on_configured": "lifecycle/node.sh"}, Effect.NEW_NODES, "boot.on_configured"),
     (SPOT, {"network.proxy": PROXY}, Effect.NEW_NODES, "network.proxy"),
     (SPOT, {FURTHER: ["sg-01234567"]}, Effect.NEW_NODES, FURTHER),
     (SLURM, {FURTHER: ["sg-01234567"]}, Effect.REPLACES_CLUSTER, FURTHER),

@@ -17,10 +17,14 @@ from types import MappingProxyType
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
 from infra.plan.nodes.document import node_document
-from lustrain.problem import UserError, problem
+from lustrain.problem import Problem, UserError, problem
 from node_setup.pack import NAME, archive
 
-FOLDER = Path(__file__).parents[2] / "lifecycle"
+PROGRAM = Path(__file__).parents[2]
+FOLDER = PROGRAM / "lifecycle"
+SCRIPT_KEY = "boot.on_configured"
+ON_CONFIGURED = "on_configured.sh"
+"""The user's script, under a name that does not change with theirs."""
 ON_INIT = "on_init.sh"
 """HyperPod with Slurm: runs after the service's own set-up (`OnInitComplete`)."""
 ON_CREATE = "on_create.sh"
@@ -74,7 +78,23 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
     and what node.sh copies under each node's root. `region` is needed where there is a proxy."""
     document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
     for_root = {f"{NODE_FILES}/{path}": content for path, content in proxy.files(spec, region).items()}
-    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii"), **for_root})
+    users = {ON_CONFIGURED: script} if (script := user_script(spec)) is not None else {}
+    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii"), **for_root, **users})
+
+
+def user_script(spec: ClusterSpec) -> bytes | None:
+    """Return the script of `boot.on_configured`; UserError says why it cannot be read or would not run on a node."""
+    named = spec.boot.on_configured
+    if named is None:
+        return None
+    try:
+        content = (PROGRAM / named).read_bytes()
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        raise UserError(problem(SCRIPT_KEY, named, why, fix="name a file, from the folder infra/")) from None
+    if wrong := _wrong(ON_CONFIGURED, content):
+        raise UserError([problem(SCRIPT_KEY, named, flaw.why, flaw.allowed, flaw.fix) for flaw in wrong])
+    return content
 
 
 def gathered(
@@ -123,11 +143,11 @@ def _left_out(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
-def _wrong(name: str, content: bytes) -> Sequence[str]:
+def _wrong(name: str, content: bytes) -> Sequence[Problem]:
     if Path(name).suffix in BINARY:
         return []
     path = f"lifecycle/{name}"
-    found = []
+    found: list[Problem] = []
     if content.startswith(BOM):
         found.append(
             problem(path, "BOM", "begins with a byte order mark, and the kernel then finds no `#!`", fix="save without")
@@ -138,7 +158,7 @@ def _wrong(name: str, content: bytes) -> Sequence[str]:
         )
     if name.endswith(".sh") and not content.removeprefix(BOM).startswith(b"#!/"):
         first = content.split(b"\n", 1)[0].decode("utf-8", "replace")
-        found.append(problem(path, first, "must be the first line of a script", allowed="#!/bin/bash"))
+        found.append(problem(path, first, "has no first line that says what runs it", allowed="#!/bin/bash"))
     return found
 
 

@@ -112,7 +112,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=100min
+TimeoutStartSec=110min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -216,11 +216,11 @@ lifecycle_bundle() {
 
 # The bundle's own steps are those of every backend: the node agent, then scratch on local disks.
 from_bundle() {
-  # The agent may wait for a mount, and installs what is missing; node.sh ends it before this does.
-  begin_step "node agent and scratch" $((2 * patience))
+  # The agent may wait for a mount, and installs what is missing; node.sh ends it and the user's script before this does.
+  begin_step "node agent and scratch" $((3 * patience))
   export LUSTRAIN_WAIT_SECONDS="${LUSTRAIN_WAIT_SECONDS:-30}"
   # shellcheck disable=SC2016 # the inner bash expands it
-  retry 1 $((2 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
+  retry 1 $((3 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
 }
 
 mkdir -p "$root/var/log" "$(dirname "$outcome")"

@@ -10,9 +10,10 @@ from pydantic import BaseModel
 from infra.catalog.botocore_data import botocore_version, regions
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.nodes.bundle import SCRIPT_KEY, user_script
 from infra.plan.nodes.gang import untaggable
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
-from lustrain.problem import did_you_mean
+from lustrain.problem import UserError, did_you_mean
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
 OURS = "infra/config.py"
@@ -173,6 +174,21 @@ def metadata_tags(spec: ClusterSpec, context: Context) -> Problems:
             "EC2 refuses an instance with this key while its metadata service shows tags",
             "rename it",
         )
+
+
+@RULES.add(
+    "CFG-014",
+    "The script of boot.on_configured is there, and is one that a node can run: a first line with #!, and LF.",
+    "infra/plan/nodes/bundle.py",
+    essential=True,
+)
+def script(spec: ClusterSpec, context: Context) -> Problems:
+    try:
+        user_script(spec)
+    except UserError as error:
+        for flaw in error.problems:
+            fix = flaw.fix or f"begin it with {flaw.allowed}"
+            yield finding(SCRIPT_KEY, f"{spec.boot.on_configured} {flaw.why}", fix)
 
 
 def _wrong_with_tag(key: str, value: str) -> Iterator[str]:
