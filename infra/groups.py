@@ -75,6 +75,9 @@ class Group(Section):
     volume_kms_key: str | None = None
     """ARN of the KMS key of a node's EBS volumes, the root disk too; default: EBS's own key of the account. With HyperPod it
     cannot be changed later (https://docs.aws.amazon.com/sagemaker/latest/dg/smcluster-cmk.html)."""
+    interface_type: Literal["efa", "efa-only"] | None = None
+    """HyperPod, types with EFA: `efa-only` takes no address of the subnet for each network card, `efa` one. Default: HyperPod's
+    choice (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterNetworkInterface.html)."""
     auto_patch: Patching | None = None
     """HyperPod: security patches of its AMI are put on, which replaces root disks: on each node once it is idle, or when all
     are. Default: never; you run `aws sagemaker update-cluster-software`."""

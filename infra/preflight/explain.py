@@ -179,6 +179,10 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         return Change(path, Effect.IN_PLACE, message)
     if key == "auto_patch":
         return Change(path, Effect.REIMAGES, message, "root disks, when a patch comes", "save what lies there")
+    if key == "interface_type" and spec.hyperpod:
+        # CloudFormation's page: no interruption; an interface of a running node keeps its type.
+        fix = "let jobs save, then replace the nodes"
+        return Change(path, Effect.NEW_NODES, f"{message}; running nodes keep theirs", "", fix)
     if key == "volume_kms_key" and spec.hyperpod:
         return Change(path, Effect.IMPOSSIBLE, message, "", "add a group with the other key, then remove this one")
     if spec.backend == "ec2":

@@ -215,6 +215,8 @@ MISTAKES = [
         {"groups.2.auto_patch": "WhenAllIdle", "groups.2.image_id": "ami-0123456789abcdef0"},
         "groups.2.auto_patch",
     ),
+    Mistake("HYP-016", SLURM, {"groups.1.interface_type": "efa-only"}),
+    Mistake("CFG-006", SPOT, {"groups.0.interface_type": "efa-only"}),
     Mistake("HYP-012", SLURM, {"groups.3": group(instance_type="m5.2xlarge", partition="train")}, ".partition"),
     Mistake("HYP-013", SLURM, {"network.closed": True}),
     Mistake("HYP-020", SLURM, {"zone_id": "euw3-az1"}, "backend", Place("eu-west-3", "123456789012")),

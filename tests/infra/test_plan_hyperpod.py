@@ -141,8 +141,11 @@ def test_a_group_in_another_zone_lies_in_the_subnet_there() -> None:
 @pytest.mark.slow
 def test_a_group_may_have_an_image_a_key_and_patches_of_its_own() -> None:
     wished = {"image_id": "ami-0123456789abcdef0", "auto_patch": "WhenAllIdle", "volume_kms_key": KEY}
-    state = state_of(SLURM, {f"groups.2.{key}": value for key, value in wished.items()})
+    state = state_of(
+        SLURM, {f"groups.2.{key}": value for key, value in {**wished, "interface_type": "efa-only"}.items()}
+    )
     train = group_of(state, "train")
+    assert train["NetworkInterface"] == {"InterfaceType": "efa-only"}
     assert (train["ImageId"], train["AutoPatchConfig"]) == (wished["image_id"], {"PatchingStrategy": "WhenAllIdle"})
     assert [one["EbsVolumeConfig"] for one in train["InstanceStorageConfigs"][:2]] == [
         {"RootVolume": True, "VolumeKmsKeyId": KEY},

@@ -171,6 +171,11 @@ def test_addresses_of_a_node_follow_its_interfaces(backend: str, kind: str, poli
     assert needed(0) == 0
 
 
+def test_a_hyperpod_node_with_efa_only_interfaces_takes_one_address() -> None:
+    group = {"name": "train", "instance_type": "p5.48xlarge", "count": 3, "interface_type": "efa-only"}
+    assert addresses_needed(spec_of("hyperpod-slurm", groups=[group])) == 3
+
+
 def test_file_systems_and_endpoints_take_addresses_too() -> None:
     def needed(**sections: Any) -> int:
         return addresses_needed(spec_of(count=0, **sections))

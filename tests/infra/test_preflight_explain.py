@@ -79,6 +79,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"groups.0.instance_type": "g6e.24xlarge"}, Effect.NEW_NODES, "groups (train).instance_type"),
     (SLURM, {"groups.2.instance_type": "p5en.48xlarge"}, Effect.REPLACES_NODES, "groups (train).instance_type"),
     (SLURM, {"groups.2.root_volume_gib": 800}, Effect.REPLACES_NODES, "groups (train).root_volume_gib"),
+    (SLURM, {"groups.2.interface_type": "efa-only"}, Effect.NEW_NODES, "groups (train).interface_type"),
     (SLURM, {"groups.2.auto_patch": "WhenIdle"}, Effect.REIMAGES, "groups (train).auto_patch"),
     (SLURM, {"groups.2.volume_kms_key": "arn:key"}, Effect.IMPOSSIBLE, "groups (train).volume_kms_key"),
     (SPOT, {"groups.0.volume_kms_key": "arn:key"}, Effect.NEW_NODES, "groups (train).volume_kms_key"),

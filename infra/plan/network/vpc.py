@@ -151,9 +151,9 @@ def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
     """Addresses of a zone's compute subnet that the cluster takes when all nodes run, at most; None: the cluster's zone.
 
     A node of the `ec2` backend takes those of its launch template's interfaces; HyperPod's takes one for each network
-    card, since HyperPod decides on the interfaces, and with EKS those that the VPC CNI holds ready for pods. File
-    systems and interface endpoints come on top, in the cluster's zone; the NAT gateway and the control plane of EKS lie
-    in other subnets.
+    card, since HyperPod decides on the interfaces, or one with `efa-only` interfaces, and with EKS those that the VPC CNI
+    holds ready for pods. File systems and interface endpoints come on top, in the cluster's zone; the NAT gateway and the
+    control plane of EKS lie in other subnets.
     """
     there = [group for group in spec.groups if spec.zone_of(group) == (zone_id or spec.zone_id)]
     nodes = sum(group.count * _addresses_of_node(spec, group) for group in there)
@@ -172,6 +172,8 @@ def _addresses_of_node(spec: ClusterSpec, group: Group) -> int:
         layout_addresses = addresses(nics(found, spec.network.nic_policy))
     if spec.backend == "ec2":
         return layout_addresses
+    if group.interface_type == "efa-only":
+        cards = 1
     return cards + (CNI_ADDRESSES if spec.backend == "hyperpod-eks" else 0)
 
 

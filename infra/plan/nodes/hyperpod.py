@@ -128,6 +128,7 @@ def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any
             "MinInstanceCount": group.min_count,
             "ThreadsPerCore": group.threads_per_core,
             "ImageId": group.image_id,
+            "NetworkInterface": {"InterfaceType": group.interface_type} if group.interface_type else None,
             "AutoPatchConfig": {"PatchingStrategy": group.auto_patch} if group.auto_patch else None,
             "ExecutionRole": refs.role_arn,
             "SlurmConfig": None if eks else slurm(group),

@@ -26,6 +26,7 @@ ONLY_WITH_GROUP: dict[str, tuple[str, ...]] = {
     "partition": ("hyperpod-slurm",),
     "labels": ("hyperpod-eks",),
     "taints": ("hyperpod-eks",),
+    "interface_type": ("hyperpod-slurm", "hyperpod-eks"),
     "auto_patch": ("hyperpod-slurm", "hyperpod-eks"),
     "deep_health_checks": ("hyperpod-slurm", "hyperpod-eks"),
     "efa": ("ec2",),
@@ -109,8 +110,8 @@ def gang_min_count(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "CFG-006",
-    "A group's keys have a meaning with the backend (partition, labels, taints, auto_patch, deep_health_checks, efa, "
-    "placement).",
+    "A group's keys have a meaning with the backend (partition, labels, taints, interface_type, auto_patch, "
+    "deep_health_checks, efa, placement).",
     OURS,
     level="warning",
 )

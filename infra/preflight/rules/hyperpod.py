@@ -189,6 +189,19 @@ def patched_image(spec: ClusterSpec, context: Context) -> Problems:
 
 
 @RULES.add(
+    "HYP-016",
+    "The interfaces of a group are of a type that its instances' network cards take.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html",
+)
+def interface_types(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        kinds = sorted(set().union(*(card.kinds for card in facts.cards)) - {"interface"}) if facts.efa else []
+        if spec.hyperpod and group.interface_type and group.interface_type not in kinds:
+            message = f"{group.ec2_type} takes {' and '.join(kinds) or 'no EFA interfaces'}"
+            yield finding(f"{path}.interface_type", message, "remove it, or choose another type")
+
+
+@RULES.add(
     "HYP-014", "The secret of Slurm's accounting database is of the cluster's region.", ACCOUNTING, level="warning"
 )
 def secret_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
