@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clock import now
-from infra.config import parse
+from infra.config import ClusterSpec, parse
 from infra.plan import deployer_policy as iam_deployer
 from infra.plan.cost import Cost, cost
 from infra.plan.nodes.bundle import bundle

@@ -11,7 +11,7 @@ from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
-PROXY = {"http": "http://proxy.example.com:3128", "no_proxy": [".example.com"]}
+PROXY: dict[str, Any] = {"http": "http://proxy.example.com:3128", "no_proxy": [".example.com"]}
 FURTHER = "network.security_group_ids"
 CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

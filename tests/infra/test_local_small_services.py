@@ -75,7 +75,10 @@ def test_invalid_budget_requests_are_refused(budgets: Any) -> None:
 def test_role_with_a_missing_boundary_is_refused(aws: LocalAws) -> None:
     iam = client(aws, "iam")
     kept = "arn:aws:iam::aws:policy/PowerUserAccess"
-    request = {"RoleName": "bounded", "AssumeRolePolicyDocument": json.dumps({"Version": "2012-10-17", "Statement": []})}
+    request = {
+        "RoleName": "bounded",
+        "AssumeRolePolicyDocument": json.dumps({"Version": "2012-10-17", "Statement": []}),
+    }
     missing = f"arn:aws:iam::{ACCOUNT}:policy/nobody"
     assert refusal(iam.create_role, **request, PermissionsBoundary=missing)[0] == "NoSuchEntity"
     iam.create_role(**request, PermissionsBoundary=kept)

@@ -20,7 +20,7 @@ from infra.plan.storage.associations import associations, overlaps
 from infra.preflight.explain import explain, refused
 from infra.preflight.offline import run_offline
 from tests.infra.edits import STACKS, edited
-from tests.infra.mistakes import DATABASE, P9
+from tests.infra.mistakes import BOUNDARY, DATABASE, NODE_ROLE, P9, PROFILE, PROXY
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +114,15 @@ EDITS: Any = st.fixed_dictionaries(
         "network.closed": st.booleans(),
         "network.nat": st.booleans(),
         "network.second_zone_id": st.sampled_from(["use1-az4", "use1-az5"]),
+        "network.security_group_ids": st.lists(st.just("sg-01234567"), max_size=6),
+        "network.allow_from": st.lists(
+            st.sampled_from(["pl-01234567", "0.0.0.0/0", "10.1.2.3/8", "999.1.1.1/99"]), max_size=3
+        ),
+        "network.proxy": st.sampled_from([PROXY, {"http": "http://me:secret@proxy.example.com"}]),
+        "access.permissions_boundary": st.sampled_from([BOUNDARY.format("", "aws"), BOUNDARY.format("-cn", "0" * 12)]),
+        "access.node_role": st.just(NODE_ROLE),
+        "access.instance_profile": st.just(PROFILE),
+        "boot.on_configured": st.sampled_from(["nowhere.sh", "lifecycle", "lifecycle/node.sh"]),
         "storage.lustre": LUSTRE,
         "storage.home": st.fixed_dictionaries({}, optional={"throughput_mb_s": NUMBER, "mount_path": PATHS}),
         "buckets": st.fixed_dictionaries(
