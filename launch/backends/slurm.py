@@ -291,11 +291,16 @@ def jobs(run_uri: str, name: str) -> list[Job]:
         )
     rows = [row for line in output.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
     matching = {
-        int(number): Job(int(number), reason if state == "PENDING" and _HELD.search(reason) else "")
+        int(number): Job(int(number), reason if _is_held(state, reason) else "")
         for number, state, reason, comment in rows
         if comment == run_uri and number.isdecimal()
     }
     return [matching[number] for number in sorted(matching)]
+
+
+def _is_held(state: str, reason: str) -> bool:
+    """https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES"""
+    return state in ("REQUEUE_HOLD", "SPECIAL_EXIT") or (state == "PENDING" and _HELD.search(reason) is not None)
 
 
 def cancel(job: int) -> None:

@@ -447,6 +447,12 @@ CASES = [
     Case("FSX-102", SPOT, [security_group(*lnet(**NODES)), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups(GROUP)], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups()], FSX_GROUP, edits=LUSTRE),
+    Case(
+        "FSX-102",
+        SPOT,
+        [security_group(*lnet(**PAIR)), subnet()],
+        edits={**LUSTRE, "network.security_group_ids": [GROUP]},
+    ),
     Case("FSX-102", SPOT, [security_group(*lnet(**NODES)[:1]), subnet()], FSX_GROUP, edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**STRANGERS)), subnet()], FSX_GROUP, edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**LISTED)), subnet()], FSX_GROUP, "unknown", edits=LUSTRE),

@@ -83,7 +83,8 @@ def test_jobs_of_a_run_are_those_with_its_uri_as_comment(planted: Path, said: st
         ("PENDING", "JobHeldUser", True),
         ("PENDING", "JobHoldMaxRequeue", True),
         ("PENDING", "Resources", False),
-        ("RUNNING", "None", False),
+        ("SPECIAL_EXIT", "job requeued in special exit state", True),
+        ("RUNNING", "launch failed requeued held", False),
     ],
 )
 def test_held_job_is_told_from_one_that_waits(planted: Path, state: str, reason: str, held: bool) -> None:

@@ -132,14 +132,15 @@ def _node_subnets(spec: ClusterSpec, aws: Aws) -> Iterator[IPv4Network]:
 
 
 def _cluster_groups(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> frozenset[str]:
-    """Return groups named in `rules` that this cluster made."""
-    named = sorted(
-        {pair["GroupId"] for rule in rules for pair in rule.get("UserIdGroupPairs", []) if "GroupId" in pair}
-    )
-    if not named:
-        return frozenset()
-    filters: Any = [{"Name": "group-id", "Values": named}, {"Name": f"tag:{COST_TAG}", "Values": [spec.name]}]
-    return frozenset(group["GroupId"] for group in aws.ec2.describe_security_groups(Filters=filters)["SecurityGroups"])
+    """Return the nodes' groups that `rules` name: further ones of the spec, and those that this cluster made."""
+    further = frozenset(spec.network.security_group_ids)
+    pairs = [pair for rule in rules for pair in rule.get("UserIdGroupPairs", [])]
+    others = sorted({pair["GroupId"] for pair in pairs if "GroupId" in pair} - further)
+    if not others:
+        return further
+    filters: Any = [{"Name": "group-id", "Values": others}, {"Name": f"tag:{COST_TAG}", "Values": [spec.name]}]
+    made = aws.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+    return further | {group["GroupId"] for group in made}
 
 
 def _opens(rule: Any, port: int) -> bool:
