@@ -95,7 +95,7 @@ class Network(Section):
     flow_logs: bool = False
     proxy: Proxy | None = None
     s3_buckets: tuple[str, ...] = ()
-    """Further buckets that the nodes' role may read. With `closed` the S3 gateway endpoint refuses those that nobody named;
+    """Further buckets that the nodes' role may read. With `closed` the S3 gateway endpoint refuses all others;
     in an open network nodes also reach buckets that are public or come as presigned URLs."""
     nic_policy: NicPolicy = "addresses"
     security_group_ids: tuple[Annotated[str, id_of("sg", "a security group")], ...] = ()
@@ -128,7 +128,7 @@ class ExistingLustre(Section):
 
 
 class Lustre(Section):
-    """An FSx for Lustre file system: a wish (`throughput_gb_s`, `capacity_tib`) that the planner turns into the smallest
+    """An FSx for Lustre file system: at least `throughput_gb_s` and `capacity_tib`, from which the planner makes the smallest
     legal one, or exactly `capacity_gib` at `per_tib_mb_s`."""
 
     throughput_gb_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -139,7 +139,7 @@ class Lustre(Section):
     read_cache_gib: Positive | None = None
     """Intelligent-Tiering only; default: the smallest."""
     efa: bool | None = None
-    """Default: on where a group's type has EFA and the wish reaches the smallest EFA-enabled system."""
+    """Default: on where a group's type has EFA and the size reaches the smallest EFA-enabled system."""
     metadata_iops: Positive | None = None
     """Default: AUTOMATIC on SSD."""
     compression: Literal["LZ4", "NONE"] = "LZ4"
@@ -271,7 +271,7 @@ class Boot(Section):
         | None
     ) = None
     """A script of yours that each node runs once, as root, when all else is set up. It goes into the lifecycle bundle, so that
-    whoever may read that bucket reads it: no secrets. It has 10 minutes; where it fails, the boot of the node fails."""
+    everyone who may read that bucket reads it: no secrets. It has 10 minutes; where it fails, the boot of the node fails."""
 
 
 class AccountingDatabase(Section):

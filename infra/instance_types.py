@@ -12,7 +12,7 @@ from lustrain.schema import Section
 
 USAGE = frozenset({"on-demand", "spot", "capacity-block"})
 PLACEMENT = frozenset({"cluster"})
-"""Of new hardware nobody says here how it is sold and placed; AWS refuses what is not so."""
+"""How new hardware is sold and placed is not known here; AWS refuses what it does not offer."""
 
 
 class Accelerators(Section):

@@ -1,7 +1,7 @@
 """In which zones AWS offers the types with EFA or accelerators, from a snapshot of DescribeInstanceTypeOfferings.
 
-`offerings.jsonl` is written by `infra.catalog.refresh`; its first line names source, date, and the zones that were
-asked. What is offered only grows: a type that is missing in a zone may be there since. A zone or type that the snapshot
+`offerings.jsonl` is written by `infra.catalog.refresh`; its first line names source, date, and the zones that it
+covers. What is offered only grows: a type that is missing in a zone may be there since. A zone or type that the snapshot
 does not hold is unknown.
 """
 
@@ -19,11 +19,11 @@ OFFERINGS = Path(__file__).with_name("offerings.jsonl")
 
 @dataclass(frozen=True)
 class Offerings:
-    """`asked`: zone ids that the snapshot speaks of; `zones`: those that offer a type, by its name."""
+    """`covered`: zone ids that the snapshot has; `zones`: those that offer a type, by its name."""
 
     source: str
     date: str
-    asked: frozenset[str]
+    covered: frozenset[str]
     zones: Mapping[str, frozenset[str]]
 
 
@@ -36,7 +36,7 @@ def offerings() -> Offerings:
 
 
 def missing_in(name: str, zone_id: str) -> frozenset[str] | None:
-    """Return the zones that offer a type which `zone_id` does not, as far as is known; None where it does or nobody knows."""
-    found = offerings()
-    there = found.zones.get(name)
-    return there if there and zone_id in found.asked and zone_id not in there else None
+    """Return the zones that offer a type which `zone_id` does not; None where it does, or the snapshot does not know."""
+    snapshot = offerings()
+    zones = snapshot.zones.get(name)
+    return zones if zones and zone_id in snapshot.covered and zone_id not in zones else None

@@ -12,10 +12,10 @@ from infra.catalog.instances import snapshot
 def render(offered: Iterable[Mapping[str, str]], source: str, date: str) -> str:
     """Return the whole snapshot as text: types of one family that lie in the same zones share a line. Types without EFA and
     accelerators are left out: where they are is no question."""
-    asked: set[str] = set()
+    covered: set[str] = set()
     zones: dict[str, set[str]] = defaultdict(set)
     for item in offered:
-        asked.add(item["Location"])
+        covered.add(item["Location"])
         kind = snapshot().types.get(item["InstanceType"])
         if kind and (kind.efa or kind.accelerators):
             zones[kind.name].add(item["Location"])
@@ -23,5 +23,5 @@ def render(offered: Iterable[Mapping[str, str]], source: str, date: str) -> str:
     for name in sorted(zones):
         lines[name.partition(".")[0], *sorted(zones[name])].append(name)
     rows = [{"types": names, "zones": where} for (_, *where), names in lines.items()]
-    head = {"source": source, "date": date, "asked": sorted(asked)}
+    head = {"source": source, "date": date, "asked": sorted(covered)}
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (head, *rows))

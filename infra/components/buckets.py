@@ -72,7 +72,7 @@ class Buckets(pulumi.ComponentResource):
         policy = pulumi.Output.json_dumps(plan.policy)
         chain.append(s3.BucketPolicy(f"{name}-policy", bucket=bucket.id, policy=policy, opts=self._after(chain)))
         self.ready.append(chain[-1])
-        # Nobody waits for the rules: the provider looks for most of a minute whether S3 has them everywhere.
+        # Nothing waits for the rules: the provider looks for most of a minute whether S3 has them everywhere.
         s3.BucketLifecycleConfiguration(
             f"{name}-rules", bucket=bucket.id, rules=[_rule(rule) for rule in plan.rules], opts=self._after(chain)
         )

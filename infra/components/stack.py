@@ -81,7 +81,7 @@ def current_place() -> Place:
         account = aws.get_caller_identity().account_id
     except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
         fix = "log in (aws sso login), or set AWS_PROFILE and aws:region, then try `aws sts get-caller-identity`"
-        raise UserError(f"AWS cannot be asked: {refusal(error)}; fix: {fix}") from None
+        raise UserError(f"AWS cannot be reached: {refusal(error)}; fix: {fix}") from None
     if not region:
         raise UserError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
     return Place(region, account, partition)

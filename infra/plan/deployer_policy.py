@@ -231,7 +231,7 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     arns = [place.arn("logs", f"log-group:{group}") for group in groups]
     yield allow("LogGroups", _named_actions("logs", logs), arns)
     if spec.storage.lustre:
-        # FSx begins its log with the rights of whoever makes the file system; AWS's AmazonFSxFullAccess grants the same
+        # FSx begins its log with the rights of the file system's creator; AWS's AmazonFSxFullAccess grants the same
         # (https://docs.aws.amazon.com/aws-managed-policy/latest/reference/AmazonFSxFullAccess.html).
         begin = ["logs:CreateLogStream", "logs:PutLogEvents"]
         yield allow("LustreLog", begin, place.arn("logs", f"log-group:/aws/fsx/{spec.name}*"))
@@ -251,7 +251,7 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 
 def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    """FSx and S3 use a key of the user's with the rights of whoever makes the file system or puts the object
+    """FSx and S3 use a key of the user's with the rights of the file system's creator or of the object's writer
     (https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html)."""
     lustre = spec.storage.lustre.kms_key if spec.storage.lustre else None
     for sid, key in (("LustreKey", lustre), ("BucketKey", spec.buckets.kms_key)):
@@ -259,7 +259,7 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
             arn, condition = key_resource(key, place)
             actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
             yield allow(sid, actions, arn, condition)
-    # HyperPod makes its grant, and Auto Scaling tries a template, with the rights of whoever makes the group.
+    # HyperPod makes its grant, and Auto Scaling tries a template, with the rights of the group's creator.
     if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
         tried = ["kms:Decrypt", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
         made = ["kms:DescribeKey", "kms:CreateGrant"]

@@ -1,6 +1,6 @@
 """The roles of a cluster: their trust and their permissions, as plain documents.
 
-Roles lie under the path lustrain/<cluster>/, so that whoever deploys needs a right on that path only. A resource of `*`
+Roles lie under the path lustrain/<cluster>/, so that the deployer needs a right on that path only. A resource of `*`
 stands where AWS's service authorization reference knows no narrower one
 (https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html).
 """
@@ -49,7 +49,7 @@ class RolePlan:
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
-    """`node` always; with `hyperpod-eks` also `eks-cluster` and one for each part that is asked for and needs one."""
+    """`node` always; with `hyperpod-eks` also `eks-cluster` and one for each chosen part that needs one."""
     if spec.backend != "hyperpod-eks":
         return (node_role(spec, place),)
     plans = [node_role(spec, place), _eks_cluster(spec, place)]

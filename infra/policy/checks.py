@@ -222,7 +222,7 @@ def deaf_topic(resource: Resource) -> Iterator[str]:
 def endless_logs(resource: Resource) -> Iterator[str]:
     days = resource.at("retentionInDays")
     if resource.type == "aws:cloudwatch/logGroup:LogGroup" and not is_unknown(days) and not days:
-        yield "keeps logs for ever"
+        yield "keeps logs forever"
 
 
 def mutable_tags(resource: Resource) -> Iterator[str]:

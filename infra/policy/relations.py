@@ -64,7 +64,7 @@ def kept_parts(resources: Sequence[Resource]) -> Iterator[Blame]:
     lifecycles = [one for one in resources if one.type in LIFECYCLES and _aborts(one)]
     for bucket in resources:
         if bucket.type in BUCKETS and not any(_of_bucket(one, bucket) for one in lifecycles):
-            yield bucket, "keeps the parts of uploads that were never finished, and bills them for ever"
+            yield bucket, "keeps the parts of uploads that were never finished, and bills them forever"
 
 
 def _aborts(lifecycle: Resource) -> bool:

@@ -259,7 +259,7 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if old.eks.karpenter != new.eks.karpenter:
         if new.eks.karpenter is None and old.eks.karpenter:
-            message = "without the key HyperPod is not asked to stop it: Karpenter may stay on, without its role"
+            message = "without the key HyperPod does not stop it: Karpenter may stay on, without its role"
             yield Change("eks.karpenter", Effect.IN_PLACE, message, "", "set it to false")
         else:
             yield Change("eks.karpenter", Effect.IN_PLACE, "is changed on the running cluster")

@@ -42,7 +42,7 @@ REFUSED_ANYWAY = Rule(
     level="warning",
 )
 SUPPRESSIONS: Mapping[str, Rule] = {rule.code: rule for rule in (UNUSED, NOT_SUPPRESSIBLE, REFUSED_ANYWAY)}
-"""Rules about the list of suppressions itself; `settle` applies them."""
+"""Rules about the list of suppressions itself; `suppress` applies them."""
 LAST_OFFLINE = 100
 """In each family the rules that ask AWS have numbers above this."""
 FAMILIES: tuple[Family, ...] = (
@@ -76,7 +76,7 @@ def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = N
 
 def run_in(context: Context) -> list[Problem]:
     """Return what is wrong in `context`, which may know less than a place."""
-    return settle(context.spec, check_offline(context), {**OFFLINE, **SUPPRESSIONS})
+    return suppress(context.spec, check_offline(context), {**OFFLINE, **SUPPRESSIONS})
 
 
 def check_offline(context: Context) -> list[Problem]:
@@ -84,33 +84,33 @@ def check_offline(context: Context) -> list[Problem]:
     return [finding for rule in OFFLINE.values() for finding in rule.check(context)]
 
 
-def settle(spec: ClusterSpec, found: Problems, asked: Mapping[str, Rule]) -> list[Problem]:
+def suppress(spec: ClusterSpec, findings: Problems, rules: Mapping[str, Rule]) -> list[Problem]:
     """Return findings less the suppressed ones, plus what is wrong with the suppressions, errors first.
 
-    `asked` are the rules that looked; a suppression of an online rule that did not run is neither used nor unused.
+    `rules` are those that ran; a suppression of an online rule that did not run is neither used nor unused.
     """
-    findings = list(dict.fromkeys(found))
-    codes = {finding.code: finding for finding in reversed(findings)}
-    silenced = {item.code for item in spec.suppress if item.code in asked and not asked[item.code].essential}
-    kept = [finding for finding in findings if finding.code not in silenced]
+    every = list(dict.fromkeys(findings))
+    codes = {finding.code: finding for finding in reversed(every)}
+    silenced = {item.code for item in spec.suppress if item.code in rules and not rules[item.code].essential}
+    kept = [finding for finding in every if finding.code not in silenced]
     for index, one in enumerate(spec.suppress):
-        kept += _about(f"suppress.{index}", one.code, codes, asked)
+        kept += _about(f"suppress.{index}", one.code, codes, rules)
     return sorted(kept, key=lambda finding: ("error", "unknown", "warning").index(finding.level))
 
 
-def _about(path: str, code: str, found: Mapping[str, Problem], asked: Mapping[str, Rule]) -> Problems:
-    """`found` has the first finding of each code."""
-    rule = asked.get(code)
+def _about(path: str, code: str, first: Mapping[str, Problem], rules: Mapping[str, Rule]) -> Problems:
+    """Judge one suppression; `first` has the first finding of each code."""
+    rule = rules.get(code)
     if rule is None:
         if int(code[-3:]) <= LAST_OFFLINE:
             yield NOT_SUPPRESSIBLE.own(finding(path, f"{code} is not a rule", "see `fab preflight --list`"))
     elif rule.essential:
         why = f"{code} cannot be suppressed: no plan can be built on such a spec"
         yield NOT_SUPPRESSIBLE.own(finding(path, why, "remove it"))
-    elif code not in found:
+    elif code not in first:
         yield UNUSED.own(finding(path, f"{code} finds nothing here", "remove it"))
-    elif rule.refused_by_aws and found[code].level == "error":
+    elif rule.refused_by_aws and first[code].level == "error":
         message = (
-            f"{code} is suppressed, but AWS refuses the update all the same: {found[code].path}: {found[code].why}"
+            f"{code} is suppressed, but AWS refuses the update all the same: {first[code].path}: {first[code].why}"
         )
         yield REFUSED_ANYWAY.own(finding(path, message, "correct the key; keep this only if AWS accepts it now"))

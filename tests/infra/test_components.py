@@ -185,7 +185,7 @@ def test_an_aws_that_cannot_be_asked_where_we_are_stops_the_program_in_one_line(
     with pytest.raises(UserError) as caught:
         current_place()
     (line,) = caught.value.problems
-    assert line.startswith(f"AWS cannot be asked: {said}; fix: ")
+    assert line.startswith(f"AWS cannot be reached: {said}; fix: ")
 
 
 def test_the_bundle_lies_under_a_name_of_its_own_so_that_another_lies_beside_it(slurm: Registered) -> None:

@@ -54,11 +54,10 @@ def s3_policy(spec: ClusterSpec, place: Place) -> Document:
     """Return what may pass the gateway. Every request from the VPC to S3 in this region does, also where there is a NAT
     gateway, and one that the policy does not name answers AccessDenied.
 
-    An open network lets all pass: the layers of quay.io and Docker Hub, public data sets and presigned URLs lie in buckets
-    that nobody can list, and data could leave through NAT anyway. What the policy of a closed one prevents there, data
-    carried off to foreign buckets with foreign credentials, no bucket policy of ours can; who may touch the cluster's own
-    buckets is said by roles and by their policies. Full access is spelled out, since the provider keeps the old policy of a
-    network that was closed before.
+    An open network lets all pass: layers of quay.io and Docker Hub, public data sets and presigned URLs lie in buckets that
+    cannot be listed, and data could leave through NAT anyway. Only the policy of a closed network keeps data from being copied
+    to foreign buckets with foreign credentials; roles and bucket policies decide who may touch the cluster's own. Full access
+    is spelled out, since the provider keeps the old policy of a network that was closed before.
 
     A closed one admits the cluster's own buckets, those that the spec names (`network.s3_buckets`), and public ones that
     nodes install from and pull images from.

@@ -18,7 +18,7 @@ PeerKind = Literal["group", "group-id", "cidr", "prefix-list", "prefix-list-id"]
 
 EVERYWHERE = "0.0.0.0/0"
 WORLD = {4: 8, 6: 16}
-"""By IP version: public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
+"""By IP version: public ranges with a shorter prefix are the world, whole or in pieces; ours: no company owns as much."""
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html"
 
 
@@ -107,11 +107,11 @@ def _way_out(spec: ClusterSpec) -> tuple[Rule, ...]:
 
 def _existing_lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
     """Servers of a file system that is there already connect to clients too; its own group stays as it is."""
-    wish = spec.storage.lustre
-    if wish is None or wish.existing is None:
+    config = spec.storage.lustre
+    if config is None or config.existing is None:
         return ()
-    peer = Peer("group-id", wish.existing.security_group_id)
-    if wish.existing.efa:
+    peer = Peer("group-id", config.existing.security_group_id)
+    if config.existing.efa:
         why = "EFA between the nodes and an EFA-enabled file system"
         return (
             Rule("cluster", "ingress", "-1", None, peer, why),
@@ -125,8 +125,8 @@ def _lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
 
     An EFA-enabled file system is in the cluster's group instead: FSx refuses it unless all traffic is open both ways
     (https://docs.aws.amazon.com/fsx/latest/LustreGuide/cannot-create-fs.html)."""
-    wish = spec.storage.lustre
-    if wish is None or wish.existing is not None or efa_wanted(spec):
+    config = spec.storage.lustre
+    if config is None or config.existing is not None or efa_wanted(spec):
         return ()
     directions: tuple[Direction, ...] = ("ingress", "egress")
     servers = tuple(

@@ -42,8 +42,8 @@ def module_options(spec: ClusterSpec, group: Group, document: dict[str, Any]) ->
         return ""
     settings = tuple(one for one in catalog.load() if one.kind == MODULE_OPTION)
     about_them = {one.id: value for one in settings if (value := spec.tuning.settings.get(one.id)) is not None}
-    asked = {**document, "tuning": {**document["tuning"], "settings": about_them}}
-    planned = plan(settings, expected(kind, group.threads_per_core), Request(asked, group.name))
+    narrowed = {**document, "tuning": {**document["tuning"], "settings": about_them}}
+    planned = plan(settings, expected(kind, group.threads_per_core), Request(narrowed, group.name))
     actions = [action for step in planned.steps for action in step.actions]
     return next((one.content for one in actions if isinstance(one, Write) and one.path == MODPROBE), "")
 

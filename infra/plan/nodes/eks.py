@@ -111,8 +111,8 @@ def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
 
 
 def _at_creation_only(spec: ClusterSpec) -> tuple[str, ...]:
-    """Who may enter at first: naming an administrator later must not replace the cluster. And a version that nobody named: a
-    default that moves with a release of ours must not move a control plane, which never goes back."""
+    """Return what never changes later: who may enter at first, as naming an administrator must not replace the cluster; and a
+    version that the spec does not name, because our next default must not upgrade a control plane, which never goes back."""
     creator = "accessConfig.bootstrapClusterCreatorAdminPermissions"
     return (creator,) if spec.eks.version_named else (creator, "version")
 
@@ -140,7 +140,7 @@ def addons(spec: ClusterSpec) -> tuple[Addon, ...]:
 
 
 def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:
-    """For the Lustre driver and the training operator, where they are asked for. They stand apart from their add-ons: inside
+    """For the Lustre driver and the training operator, where the spec has them. They stand apart from their add-ons: inside
     one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
     driver = PodIdentity("kube-system", "fsx-csi-controller-sa", CSI_ROLE)
     operator = PodIdentity("aws-hyperpod", "hp-training-operator-controller-manager", OPERATOR_ROLE)

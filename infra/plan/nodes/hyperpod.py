@@ -176,7 +176,7 @@ def kubernetes(group: Group) -> dict[str, Any] | None:
 def deep_checks(spec: ClusterSpec, group: Group) -> tuple[str, ...]:
     """Return the checks of a group's new nodes.
 
-    They stress accelerators, so that a type without any is not asked for them; an unknown type is taken at its word.
+    They stress accelerators, so that a type without any gets none; the value for an unknown type is kept.
     """
     known = spec.type_of(group)
     if known and not known.accelerators:

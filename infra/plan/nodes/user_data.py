@@ -1,6 +1,6 @@
 """The first boot of a node in an EC2 gang: the cluster's facts in front of `first_boot.sh`.
 
-Mounts and settings only, and no secrets: whoever may read the node's metadata reads this. Values that exist only after
+Mounts and settings only, and no secrets: everyone who may read the node's metadata reads this. Values that exist only after
 the deployment (names of file systems, the bundle's place) come in as text, so that a component can wait for them.
 """
 
@@ -29,7 +29,7 @@ def facts(
 ) -> dict[str, Any]:
     """Return the description of a node and its cluster that is written to /etc/lustrain/node.json."""
     kind = spec.node_of(group)
-    wish = spec.storage.lustre
+    config = spec.storage.lustre
     return {
         "cluster": spec.name,
         "backend": spec.backend,
@@ -42,7 +42,7 @@ def facts(
         "capacity": group.capacity.mode,
         "ends_at": spec.ends_at.isoformat() if spec.ends_at else None,
         "runs_uri": runs_uri(spec, place),
-        "lustre": wish.mount_path if lustre and wish else None,
+        "lustre": config.mount_path if lustre and config else None,
         "home": spec.storage.home.mount_path if home and spec.storage.home else None,
         "interruption_queue": queue_url or None,
     }
@@ -60,7 +60,7 @@ def user_data(
     queue_url: str = "",
 ) -> str:
     """Return the script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
-    wish, home = spec.storage.lustre, spec.storage.home
+    config, home = spec.storage.lustre, spec.storage.home
     options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
     head = [
@@ -74,7 +74,7 @@ def user_data(
         f"facts={shlex.quote(json.dumps(known, indent=1))}",
         f"lustre_dns={shlex.quote(lustre_dns)}",
         f"lustre_mount={shlex.quote(lustre_mount_name)}",
-        f"lustre_path={shlex.quote(wish.mount_path if wish else '')}",
+        f"lustre_path={shlex.quote(config.mount_path if config else '')}",
         f"lustre_efa={lustre_interfaces(spec, group)}",
         f"lustre_options={shlex.quote(options)}",
         f"home_dns={shlex.quote(home_dns)}",

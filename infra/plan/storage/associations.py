@@ -127,7 +127,7 @@ def key_statement(spec: ClusterSpec, place: Place) -> Statement | None:
     """Return what the policy of `buckets.kms_key` must hold for FSx to read and write buckets of ours that are linked;
     None where no such bucket is encrypted with a key whose policy can be changed.
 
-    FSx comes with a role of its own for each file system, whose id nobody knows yet. With S3 bucket keys the context is the
+    FSx comes with a role of its own for each file system, whose id is not known yet. With S3 bucket keys the context is the
     bucket, without it the object (https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html).
     """
     key = spec.buckets.kms_key

@@ -49,8 +49,8 @@ class Rule:
 class BucketPlan:
     """One bucket; with `existing` it is the user's, used as it is and never changed.
 
-    All are private, owned by the account whoever writes, encrypted (`kms_key`, else S3's own keys), and refuse plain HTTP and
-    other accounts. They are not bound to the VPC's endpoint: a laptop and CI of this account reach them too.
+    All are private, encrypted (`kms_key`, else S3's own keys), refuse plain HTTP and other accounts, and the account owns every
+    object, also of another writer. They are not bound to the VPC's endpoint: a laptop and CI of this account reach them too.
     """
 
     key: BucketKey

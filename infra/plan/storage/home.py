@@ -31,9 +31,11 @@ class HomePlan:
     export_options: tuple[str, ...] = ("rw", "crossmnt", "no_root_squash")
 
 
-def home(wish: Home) -> HomePlan:
-    """Return the file system of this wish; never raises, see `violations`."""
-    return HomePlan(capacity_gib=wish.capacity_gib, throughput_mb_s=wish.throughput_mb_s, mount_path=wish.mount_path)
+def home(config: Home) -> HomePlan:
+    """Return the planned file system; never raises, see `violations`."""
+    return HomePlan(
+        capacity_gib=config.capacity_gib, throughput_mb_s=config.throughput_mb_s, mount_path=config.mount_path
+    )
 
 
 def violations(storage: Storage) -> tuple[Problem, ...]:
@@ -43,23 +45,23 @@ def violations(storage: Storage) -> tuple[Problem, ...]:
     return (*_throughput(storage.home), *_mount(storage.home), *_beside(storage))
 
 
-def _throughput(wish: Home) -> list[Problem]:
-    if wish.throughput_mb_s in HOME_MB_S:
+def _throughput(config: Home) -> list[Problem]:
+    if config.throughput_mb_s in HOME_MB_S:
         return []
-    above = next((step for step in HOME_MB_S if step >= wish.throughput_mb_s), HOME_MB_S[-1])
-    message = f"{wish.throughput_mb_s} MB/s is not on the ladder; allowed: {', '.join(map(str, HOME_MB_S))}"
+    above = next((step for step in HOME_MB_S if step >= config.throughput_mb_s), HOME_MB_S[-1])
+    message = f"{config.throughput_mb_s} MB/s is not on the ladder; allowed: {', '.join(map(str, HOME_MB_S))}"
     return [finding("storage.home.throughput_mb_s", message, f"set {above}", code="FSX-016", source=SOURCE)]
 
 
-def _mount(wish: Home) -> list[Problem]:
+def _mount(config: Home) -> list[Problem]:
     """`/home` itself is what this file system is for."""
-    problem = "" if wish.mount_path == "/home" else mount_problem(wish.mount_path)
+    problem = "" if config.mount_path == "/home" else mount_problem(config.mount_path)
     if not problem:
         return []
     return [
         finding(
             "storage.home.mount_path",
-            f"{wish.mount_path} {problem}",
+            f"{config.mount_path} {problem}",
             "mount it at /home",
             code="FSX-009",
             source=SOURCE,

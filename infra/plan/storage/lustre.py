@@ -1,6 +1,6 @@
-"""The smallest FSx for Lustre file system that meets a wish.
+"""The smallest FSx for Lustre file system that meets a config.
 
-A wish of 9.6 TiB is met by 9600 GiB, since sizes are counted as FSx counts them (`infra.catalog.fsx`). Only PERSISTENT_2 is
+A config of 9.6 TiB is met by 9600 GiB, since sizes are counted as FSx counts them (`infra.catalog.fsx`). Only PERSISTENT_2 is
 planned: it alone has EFA, Intelligent-Tiering and a metadata rate of its own.
 """
 
@@ -49,7 +49,7 @@ class LustrePlan:
 
     @property
     def throughput_mb_s(self) -> float | None:
-        """All clients together, MB/s; None for an existing file system, whose size we are not told."""
+        """All clients together, MB/s; None for an existing file system, whose size is not known."""
         if self.capacity_gib is not None and self.per_tib_mb_s is not None:
             return self.capacity_gib * self.per_tib_mb_s / GIB_PER_TIB
         return self.tiered_mb_s
@@ -81,37 +81,37 @@ def efa_wanted(spec: ClusterSpec) -> bool:
     What the user says counts. Without a word it is on where a worker's type reaches it so and the file system is large enough
     anyway: EFA cannot be turned on later, and it is never a reason to pay for a larger step than throughput asks for.
     """
-    wish = spec.storage.lustre
-    if wish is None:
+    config = spec.storage.lustre
+    if config is None:
         return False
-    if wish.existing is not None:
-        return wish.existing.efa
-    if wish.efa is not None:
-        return wish.efa
-    return any(takes_lustre_efa(spec.node_of(group)) for group in spec.workers) and _reaches_efa(wish)
+    if config.existing is not None:
+        return config.existing.efa
+    if config.efa is not None:
+        return config.efa
+    return any(takes_lustre_efa(spec.node_of(group)) for group in spec.workers) and _reaches_efa(config)
 
 
 def lustre_plan(spec: ClusterSpec) -> LustrePlan | None:
     """Return the file system that this spec means, one that is there already too; None without."""
-    wish = spec.storage.lustre
-    return lustre(wish, efa_wanted(spec)) if wish else None
+    config = spec.storage.lustre
+    return lustre(config, efa_wanted(spec)) if config else None
 
 
-def lustre(wish: Lustre, efa_wanted: bool) -> LustrePlan:
-    """Return the smallest legal file system that meets the wish, or the very one that `capacity_gib` and `per_tib_mb_s` name.
+def lustre(config: Lustre, efa_wanted: bool) -> LustrePlan:
+    """Return the smallest legal file system that meets the config, or the very one that `capacity_gib` and `per_tib_mb_s` name.
 
     Smallest is by capacity, then by throughput per TiB: at one capacity the lower rate is the cheaper one. Illegal exact
     values are passed on as they are; `lustre_checks.violations` finds what is wrong with them.
     """
-    if wish.existing is not None:
-        return _plan(wish, wish.existing.efa, "an existing file system is used as it is")
-    if wish.type == "intelligent-tiering":
-        return _tiered(wish, efa_wanted)
-    if wish.capacity_gib is not None and wish.per_tib_mb_s is not None:
+    if config.existing is not None:
+        return _plan(config, config.existing.efa, "an existing file system is used as it is")
+    if config.type == "intelligent-tiering":
+        return _tiered(config, efa_wanted)
+    if config.capacity_gib is not None and config.per_tib_mb_s is not None:
         binding = "capacity_gib and per_tib_mb_s are given"
-        return _plan(wish, efa_wanted, binding, wish.capacity_gib, wish.per_tib_mb_s)
-    capacity_gib, per_tib = smallest(wanted_gib(wish), wanted_mb_s(wish), efa_wanted)
-    return _plan(wish, efa_wanted, _binding(wish, efa_wanted, capacity_gib, per_tib), capacity_gib, per_tib)
+        return _plan(config, efa_wanted, binding, config.capacity_gib, config.per_tib_mb_s)
+    capacity_gib, per_tib = smallest(wanted_gib(config), wanted_mb_s(config), efa_wanted)
+    return _plan(config, efa_wanted, _binding(config, efa_wanted, capacity_gib, per_tib), capacity_gib, per_tib)
 
 
 def smallest(capacity_gib: float, mb_s: float, efa: bool) -> tuple[int, int]:
@@ -120,48 +120,48 @@ def smallest(capacity_gib: float, mb_s: float, efa: bool) -> tuple[int, int]:
 
 
 def _plan(
-    wish: Lustre, efa: bool, binding: str, capacity_gib: int | None = None, per_tib_mb_s: int | None = None
+    config: Lustre, efa: bool, binding: str, capacity_gib: int | None = None, per_tib_mb_s: int | None = None
 ) -> LustrePlan:
     return LustrePlan(
         storage="SSD",
         efa=efa,
-        mount_path=wish.mount_path,
-        compression=wish.compression,
-        backup_days=wish.backup_days,
-        kms_key=wish.kms_key,
+        mount_path=config.mount_path,
+        compression=config.compression,
+        backup_days=config.backup_days,
+        kms_key=config.kms_key,
         binding=binding,
         capacity_gib=capacity_gib,
         per_tib_mb_s=per_tib_mb_s,
-        metadata_iops=wish.metadata_iops,
-        existing=wish.existing,
+        metadata_iops=config.metadata_iops,
+        existing=config.existing,
     )
 
 
-def _tiered(wish: Lustre, efa: bool) -> LustrePlan:
-    steps = max(1, math.ceil(wanted_mb_s(wish) / TIERED_STEP_MB_S))
+def _tiered(config: Lustre, efa: bool) -> LustrePlan:
+    steps = max(1, math.ceil(wanted_mb_s(config) / TIERED_STEP_MB_S))
     return LustrePlan(
         storage="INTELLIGENT_TIERING",
         efa=efa,
-        mount_path=wish.mount_path,
-        compression=wish.compression,
-        backup_days=wish.backup_days,
-        kms_key=wish.kms_key,
+        mount_path=config.mount_path,
+        compression=config.compression,
+        backup_days=config.backup_days,
+        kms_key=config.kms_key,
         binding=f"throughput of Intelligent-Tiering comes in steps of {TIERED_STEP_MB_S} MB/s",
         tiered_mb_s=steps * TIERED_STEP_MB_S,
-        read_cache_gib=wish.read_cache_gib or steps * CACHE_GIB[0],
-        metadata_iops=wish.metadata_iops or TIERED_METADATA_IOPS[0],
+        read_cache_gib=config.read_cache_gib or steps * CACHE_GIB[0],
+        metadata_iops=config.metadata_iops or TIERED_METADATA_IOPS[0],
     )
 
 
-def wanted_gib(wish: Lustre) -> float:
+def wanted_gib(config: Lustre) -> float:
     """Capacity that is wished for, GiB."""
     # 2.3 TiB must be 2300 GiB, not what binary fractions make of it.
-    return round((wish.capacity_tib or 0) * GIB_PER_TIB, 6)
+    return round((config.capacity_tib or 0) * GIB_PER_TIB, 6)
 
 
-def wanted_mb_s(wish: Lustre) -> float:
+def wanted_mb_s(config: Lustre) -> float:
     """Throughput that is wished for, all clients together, MB/s."""
-    return round((wish.throughput_gb_s or 0) * 1000, 6)
+    return round((config.throughput_gb_s or 0) * 1000, 6)
 
 
 def legal_gib(needed: float, per_tib: int, efa: bool) -> int:
@@ -171,24 +171,24 @@ def legal_gib(needed: float, per_tib: int, efa: bool) -> int:
     return SMALLEST_GIB if needed <= SMALLEST_GIB else STEP_GIB * math.ceil(needed / STEP_GIB)
 
 
-def _reaches_efa(wish: Lustre) -> bool:
-    if wish.type == "intelligent-tiering":
+def _reaches_efa(config: Lustre) -> bool:
+    if config.type == "intelligent-tiering":
         return True
-    if wish.capacity_gib is not None and wish.per_tib_mb_s is not None:
-        step = EFA_STEP_GIB.get(wish.per_tib_mb_s)
-        return step is not None and wish.capacity_gib % step == 0
-    capacity_gib, per_tib = smallest(wanted_gib(wish), wanted_mb_s(wish), False)
+    if config.capacity_gib is not None and config.per_tib_mb_s is not None:
+        step = EFA_STEP_GIB.get(config.per_tib_mb_s)
+        return step is not None and config.capacity_gib % step == 0
+    capacity_gib, per_tib = smallest(wanted_gib(config), wanted_mb_s(config), False)
     return capacity_gib * per_tib / GIB_PER_TIB >= EFA_SMALLEST_MB_S
 
 
-def _binding(wish: Lustre, efa: bool, capacity_gib: int, per_tib: int) -> str:
-    gib, mb_s = wanted_gib(wish), wanted_mb_s(wish)
+def _binding(config: Lustre, efa: bool, capacity_gib: int, per_tib: int) -> str:
+    gib, mb_s = wanted_gib(config), wanted_mb_s(config)
     if efa and capacity_gib > smallest(gib, mb_s, False)[0]:
         return f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB"
     if capacity_gib > smallest(gib, 0, efa)[0]:
         return f"{mb_s / 1000:g} GB/s take {capacity_gib} GiB even at {PER_TIB_MB_S[-1]} MB/s/TiB, the highest rate"
     if efa:
-        return f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB; {gib:g} GiB are asked for"
+        return f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB; {gib:g} GiB are needed"
     if capacity_gib > SMALLEST_GIB:
-        return f"capacity comes in steps of {STEP_GIB} GiB; {gib:g} GiB are asked for"
+        return f"capacity comes in steps of {STEP_GIB} GiB; {gib:g} GiB are needed"
     return f"{SMALLEST_GIB} GiB is the smallest file system there is"

@@ -28,23 +28,23 @@ _SIZES = {"capacity_gib": "FSX-001", "capacity_tib": "FSX-001", "per_tib_mb_s": 
 """The rule about each key that says how large or fast a file system is."""
 
 
-def violations(wish: Lustre, efa: bool) -> tuple[Problem, ...]:
-    """Return the faults that AWS refuses or that cannot be meant; empty for a good wish. `efa` is what `efa_wanted` says."""
-    if wish.existing is not None:
-        return (*_mount(wish), *_with_existing(wish))
-    by_type = _tiered_violations(wish) if wish.type == "intelligent-tiering" else _ssd_violations(wish, efa)
-    return (*_mount(wish), *by_type, *_backups(wish))
+def violations(config: Lustre, efa: bool) -> tuple[Problem, ...]:
+    """Return the faults that AWS refuses or that cannot be meant; empty for a good config. `efa` is what `efa_wanted` says."""
+    if config.existing is not None:
+        return (*_mount(config), *_with_existing(config))
+    by_type = _tiered_violations(config) if config.type == "intelligent-tiering" else _ssd_violations(config, efa)
+    return (*_mount(config), *by_type, *_backups(config))
 
 
-def _mount(wish: Lustre) -> list[Problem]:
-    problem = mount_problem(wish.mount_path)
+def _mount(config: Lustre) -> list[Problem]:
+    problem = mount_problem(config.mount_path)
     if not problem:
         return []
     source = f"{LUSTRE_GUIDE}/mount-fs-auto-mount-onreboot.html"
     return [
         finding(
             "storage.lustre.mount_path",
-            f"{wish.mount_path} {problem}",
+            f"{config.mount_path} {problem}",
             "mount it at /fsx",
             code="FSX-008",
             source=source,
@@ -52,10 +52,10 @@ def _mount(wish: Lustre) -> list[Problem]:
     ]
 
 
-def _with_existing(wish: Lustre) -> list[Problem]:
+def _with_existing(config: Lustre) -> list[Problem]:
     keys = ("throughput_gb_s", "capacity_tib", "capacity_gib", "per_tib_mb_s", "read_cache_gib", "efa", "metadata_iops")
-    given = [key for key in (*keys, "kms_key") if getattr(wish, key) is not None]
-    given += [key for key in ("backup_days", "associations") if getattr(wish, key)]
+    given = [key for key in (*keys, "kms_key") if getattr(config, key) is not None]
+    given += [key for key in ("backup_days", "associations") if getattr(config, key)]
     return [
         finding(
             f"storage.lustre.{key}",
@@ -68,8 +68,8 @@ def _with_existing(wish: Lustre) -> list[Problem]:
     ]
 
 
-def _backups(wish: Lustre) -> list[Problem]:
-    if not (wish.backup_days and wish.associations):
+def _backups(config: Lustre) -> list[Problem]:
+    if not (config.backup_days and config.associations):
         return []
     return [
         finding(
@@ -82,43 +82,43 @@ def _backups(wish: Lustre) -> list[Problem]:
     ]
 
 
-def _ssd_violations(wish: Lustre, efa: bool) -> list[Problem]:
-    found = _form(wish)
-    if wish.capacity_gib is not None and not found:
-        found += _capacity(wish.capacity_gib, wish.per_tib_mb_s, efa)
-    if wish.per_tib_mb_s is not None and wish.per_tib_mb_s not in PER_TIB_MB_S:
+def _ssd_violations(config: Lustre, efa: bool) -> list[Problem]:
+    found = _form(config)
+    if config.capacity_gib is not None and not found:
+        found += _capacity(config.capacity_gib, config.per_tib_mb_s, efa)
+    if config.per_tib_mb_s is not None and config.per_tib_mb_s not in PER_TIB_MB_S:
         found.append(
             finding(
                 "storage.lustre.per_tib_mb_s",
-                f"{wish.per_tib_mb_s} is not a throughput of PERSISTENT_2; allowed: {_listed(PER_TIB_MB_S)}",
-                f"set {min(PER_TIB_MB_S, key=lambda rate: abs(rate - (wish.per_tib_mb_s or 0)))}",
+                f"{config.per_tib_mb_s} is not a throughput of PERSISTENT_2; allowed: {_listed(PER_TIB_MB_S)}",
+                f"set {min(PER_TIB_MB_S, key=lambda rate: abs(rate - (config.per_tib_mb_s or 0)))}",
                 code="FSX-003",
                 source=f"{API}/API_CreateFileSystemLustreConfiguration.html",
             )
         )
-    if wish.metadata_iops is not None and wish.metadata_iops not in METADATA_IOPS:
+    if config.metadata_iops is not None and config.metadata_iops not in METADATA_IOPS:
         found.append(
             finding(
                 "storage.lustre.metadata_iops",
-                f"{wish.metadata_iops} is not on the ladder; allowed: 1500, 3000, 6000, multiples of 12000 up to 192000",
-                f"set {_at_least(METADATA_IOPS, wish.metadata_iops)}, or remove it and FSx follows the capacity",
+                f"{config.metadata_iops} is not on the ladder; allowed: 1500, 3000, 6000, multiples of 12000 up to 192000",
+                f"set {_at_least(METADATA_IOPS, config.metadata_iops)}, or remove it and FSx follows the capacity",
                 code="FSX-004",
                 source=f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
             )
         )
-    elif wish.metadata_iops is not None and not found:
-        capacity = lustre(wish, efa).capacity_gib or 0
-        if wish.metadata_iops < (least := automatic_iops(capacity)):
+    elif config.metadata_iops is not None and not found:
+        capacity = lustre(config, efa).capacity_gib or 0
+        if config.metadata_iops < (least := automatic_iops(capacity)):
             found.append(
                 finding(
                     "storage.lustre.metadata_iops",
-                    f"{wish.metadata_iops} is below the {least} that {capacity} GiB have by themselves",
+                    f"{config.metadata_iops} is below the {least} that {capacity} GiB have by themselves",
                     f"set {least} or more, or remove it and FSx follows the capacity",
                     code="FSX-004",
                     source=f"{LUSTRE_GUIDE}/managing-metadata-performance.html",
                 )
             )
-    if wish.read_cache_gib is not None:
+    if config.read_cache_gib is not None:
         found.append(
             finding(
                 "storage.lustre.read_cache_gib",
@@ -131,10 +131,10 @@ def _ssd_violations(wish: Lustre, efa: bool) -> list[Problem]:
     return found
 
 
-def _form(wish: Lustre) -> list[Problem]:
-    """Check that there is a wish or an exact size, and that it is whole."""
-    exact = {"capacity_gib": wish.capacity_gib, "per_tib_mb_s": wish.per_tib_mb_s}
-    wished = {"throughput_gb_s": wish.throughput_gb_s, "capacity_tib": wish.capacity_tib}
+def _form(config: Lustre) -> list[Problem]:
+    """Check that the config names throughput and capacity, or an exact size, and all of it."""
+    exact = {"capacity_gib": config.capacity_gib, "per_tib_mb_s": config.per_tib_mb_s}
+    wanted = {"throughput_gb_s": config.throughput_gb_s, "capacity_tib": config.capacity_tib}
     source = f"{API}/API_CreateFileSystemLustreConfiguration.html"
     missing = [key for key, value in exact.items() if value is None]
     if len(missing) == 2:
@@ -142,12 +142,12 @@ def _form(wish: Lustre) -> list[Problem]:
     problems = [
         finding(
             f"storage.lustre.{key}",
-            "is a wish, beside an exact size: only one of them can hold",
+            "stands beside an exact size: only one of them can hold",
             "keep throughput_gb_s and capacity_tib, or capacity_gib and per_tib_mb_s",
             code=_SIZES[key],
             source=source,
         )
-        for key, value in wished.items()
+        for key, value in wanted.items()
         if value is not None
     ]
     if missing:
@@ -180,7 +180,7 @@ def _capacity(capacity_gib: int, per_tib: int | None, efa: bool) -> list[Problem
     return []
 
 
-def _tiered_violations(wish: Lustre) -> list[Problem]:
+def _tiered_violations(config: Lustre) -> list[Problem]:
     source = f"{LUSTRE_GUIDE}/using-fsx-lustre.html"
     problems = [
         finding(
@@ -191,9 +191,9 @@ def _tiered_violations(wish: Lustre) -> list[Problem]:
             source=source,
         )
         for key in ("capacity_tib", "capacity_gib", "per_tib_mb_s")
-        if getattr(wish, key) is not None
+        if getattr(config, key) is not None
     ]
-    wanted = wanted_mb_s(wish)
+    wanted = wanted_mb_s(config)
     if not 0 < wanted <= TIERED_LARGEST_MB_S:
         message = (
             "is missing: Intelligent-Tiering" if not wanted else f"{wanted:g} MB/s is too much: Intelligent-Tiering"
@@ -208,11 +208,11 @@ def _tiered_violations(wish: Lustre) -> list[Problem]:
                 source=f"{LUSTRE_GUIDE}/managing-throughput-capacity.html",
             )
         )
-    if wish.metadata_iops is not None and wish.metadata_iops not in TIERED_METADATA_IOPS:
+    if config.metadata_iops is not None and config.metadata_iops not in TIERED_METADATA_IOPS:
         message = (
-            f"{wish.metadata_iops} is not one of {_listed(TIERED_METADATA_IOPS)}, which Intelligent-Tiering can have"
+            f"{config.metadata_iops} is not one of {_listed(TIERED_METADATA_IOPS)}, which Intelligent-Tiering can have"
         )
-        fix = f"set {_at_least(TIERED_METADATA_IOPS, wish.metadata_iops)}"
+        fix = f"set {_at_least(TIERED_METADATA_IOPS, config.metadata_iops)}"
         problems.append(
             finding(
                 "storage.lustre.metadata_iops",
@@ -222,18 +222,18 @@ def _tiered_violations(wish: Lustre) -> list[Problem]:
                 source=f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
             )
         )
-    return problems + _cache(wish) + _tiered_associations(wish)
+    return problems + _cache(config) + _tiered_associations(config)
 
 
-def _cache(wish: Lustre) -> list[Problem]:
-    steps = max(1, math.ceil(wanted_mb_s(wish) / TIERED_STEP_MB_S))
+def _cache(config: Lustre) -> list[Problem]:
+    steps = max(1, math.ceil(wanted_mb_s(config) / TIERED_STEP_MB_S))
     least, most = (steps * bound for bound in CACHE_GIB)
-    if wish.read_cache_gib is None or least <= wish.read_cache_gib <= most:
+    if config.read_cache_gib is None or least <= config.read_cache_gib <= most:
         return []
     message = (
-        f"{wish.read_cache_gib} GiB is out of range at {steps * TIERED_STEP_MB_S} MB/s; allowed: {least} to {most}"
+        f"{config.read_cache_gib} GiB is out of range at {steps * TIERED_STEP_MB_S} MB/s; allowed: {least} to {most}"
     )
-    fix = f"set {least if wish.read_cache_gib < least else most}, or remove it for the smallest"
+    fix = f"set {least if config.read_cache_gib < least else most}, or remove it for the smallest"
     return [
         finding(
             "storage.lustre.read_cache_gib",
@@ -245,8 +245,8 @@ def _cache(wish: Lustre) -> list[Problem]:
     ]
 
 
-def _tiered_associations(wish: Lustre) -> list[Problem]:
-    if not wish.associations:
+def _tiered_associations(config: Lustre) -> list[Problem]:
+    if not config.associations:
         return []
     return [
         finding(

@@ -7,8 +7,8 @@ the ids of nodes to come: they pass for the whole account, as do scheduled chang
 `detail.instance-id` with the nodes that it knows and deletes the others.
 
 A queue hands each message to one reader. It is meant for one watcher a cluster, which tells the nodes; nodes also hear
-of their own end from the instance metadata. Nothing that is shipped reads it yet: what nobody takes ends after an hour,
-and nobody is mailed about it unless `alarms.unread_notices` says that there is a reader.
+of their own end from the instance metadata. Nothing that is shipped reads it yet: a notice that is not read ends after an hour,
+and no mail is sent about it unless `alarms.unread_notices` says that there is a reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infra.plan.place import Place
 
 RETENTION_SECONDS = 3600
 """A notice of the last hour may still be worth acting on (a capacity block says its end 40 minutes before); an older one
-is about a machine that is gone, and a watcher that starts next day must not stop a healthy run for it. A queue that nobody
+is about a machine that is gone, and a watcher that starts next day must not stop a healthy run for it. A queue that nothing
 reads does not fill either."""
 DEAD_LETTER_SECONDS = 14 * 24 * 3600
 """The longest that SQS keeps a message: time to find out why it was not read

@@ -55,7 +55,7 @@ class Metric:
 class Alarm:
     """Fires when `expression` over `metrics` compares so with `threshold` for `periods` periods in a row.
 
-    `{id}` in the description stands for the subject's id, which nobody knows before `up`. `mails_end`: the end of it is
+    `{id}` in the description stands for the subject's id, which is not known before `up`. `mails_end`: the end of it is
     news too.
     """
 
@@ -209,7 +209,7 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
 def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     """Against what the group wants at the time, so that a group scaled to nothing on purpose is silent.
 
-    A group without these metrics breaches: they are off by default, and then nobody would hear of a missing node. Where the
+    A group without these metrics breaches: they are off by default, and then a missing node would go unnoticed. Where the
     start of a block is not known, its group may be empty by right: an empty one is silent, which also hides a block that has
     begun and gave nothing, and one that lost all its nodes at once.
     """

@@ -252,9 +252,9 @@ UNDECIDED = {
 
 
 def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
-    """RunInstances as far as it can be said before anything is made."""
+    """Return RunInstances as far as it is known before anything is made."""
     facts = spec.node_of(group)
-    assert facts is not None, "asked for known types only"
+    assert facts is not None, "only called for known types"
     wanted = market(group, facts)
     picture = image(group, facts)
     request: dict[str, Any] = {

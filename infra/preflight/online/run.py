@@ -13,7 +13,7 @@ from infra import clock
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import Place
-from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, settle
+from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, suppress
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
 from infra.preflight.online.client import WHOLE, Aws, NotAwsError, ask, code_of, unknown
 from infra.preflight.report import UNREACHED
@@ -53,7 +53,7 @@ def whoami(aws: Aws) -> Place | None:
         return None
     except NotAwsError as error:
         fix = "look at the proxy, at AWS_ENDPOINT_URL and at endpoint_url of the profile"
-        raise UserError(f"AWS cannot be asked: {error}; fix: {fix}") from None
+        raise UserError(f"AWS cannot be reached: {error}; fix: {fix}") from None
     except NoRegionError:
         raise UserError("no region: fix: set aws:region in Pulumi.<stack>.yaml") from None
     except BotoCoreError as error:
@@ -74,7 +74,7 @@ def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Pr
         problems += [rule.own(nothing) for rule in ONLINE.values()]
     else:
         problems += ask_all(context, aws)
-    return settle(spec, problems, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
+    return suppress(spec, problems, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
 
 
 def ask_all(context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Problem]:

@@ -71,14 +71,14 @@ def offered(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "HYP-005",
-    "Deep health checks are asked for groups with accelerators only: others have nothing to stress.",
+    "Deep health checks are for groups with accelerators only: others have nothing to stress.",
     DEEP_CHECKS,
     level="warning",
 )
 def deep_checks(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
-        asked = "deep_health_checks" in group.model_fields_set and group.deep_health_checks
-        if spec.hyperpod and asked and not facts.accelerators:
+        requested = "deep_health_checks" in group.model_fields_set and group.deep_health_checks
+        if spec.hyperpod and requested and not facts.accelerators:
             message = f"{group.ec2_type} has no accelerators to check"
             yield finding(f"{path}.deep_health_checks", message, "remove it")
 

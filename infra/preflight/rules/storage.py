@@ -65,8 +65,8 @@ RULES = Family()
     judgement=True,
 )
 def lustre(spec: ClusterSpec, context: Context) -> Problems:
-    wish = spec.storage.lustre
-    return violations(wish, efa_wanted(spec)) if wish else ()
+    config = spec.storage.lustre
+    return violations(config, efa_wanted(spec)) if config else ()
 
 
 @RULES.add(
@@ -91,10 +91,14 @@ def home_folders(spec: ClusterSpec, context: Context) -> Problems:
     "FSX-011", "An EFA-enabled Lustre has nodes with EFA.", f"{LUSTRE_GUIDE}/efa-file-systems.html", judgement=True
 )
 def efa_without_nodes(spec: ClusterSpec, context: Context) -> Problems:
-    wish = spec.storage.lustre
+    config = spec.storage.lustre
     types = [spec.node_of(group) for group in spec.workers]
-    if wish and (wish.efa or (wish.existing and wish.existing.efa)) and not any(item and item.efa for item in types):
-        key = "storage.lustre.existing.efa" if wish.existing else "storage.lustre.efa"
+    if (
+        config
+        and (config.efa or (config.existing and config.existing.efa))
+        and not any(item and item.efa for item in types)
+    ):
+        key = "storage.lustre.existing.efa" if config.existing else "storage.lustre.efa"
         yield finding(key, "no worker has EFA", "set efa: false, or take a type with EFA")
 
 
