@@ -26,7 +26,7 @@ ONE_LOOK_S = 30.0
 SETTLES_WITHIN_S = 120.0
 """What the boot unit has to apply what does not outlast a boot, after sshd answers."""
 REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
-"""Behind our back: a connection that waits for its own end may wait for ever (pyinfra issues 1708 and 1711)."""
+"""A connection that waits for its own end may wait forever (pyinfra issues 1708 and 1711)."""
 
 
 def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
@@ -59,7 +59,7 @@ def left_to_hyperpod(run: FleetRun) -> bool:
 
 
 def for_hyperpod(run: FleetRun) -> Left:
-    """Asks the workers whether they may be rebooted, and reboots nothing. Controllers and login nodes are not asked: without
+    """Check whether workers may be rebooted, and reboot nothing. Controllers and login nodes are left out: without
     them no job runs anywhere, so they are not rebooted with the nodes."""
     cluster = run.inventory.cluster
     assert cluster is not None

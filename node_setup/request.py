@@ -1,4 +1,4 @@
-"""The request to the agents, from flags and the Cluster; mistakes are found here, before any node is asked."""
+"""The request to the agents, from flags and the Cluster; mistakes are found here, before any node is reached."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Host:
         return Done(process.returncode, out, err)
 
     def write(self, path: str, content: str, mode: int = 0o644) -> None:
-        """Put a whole file in place: whoever reads it, also after a crash, finds the old one or the new one. OSError."""
+        """Replace a file whole: a reader sees the old one or the new one, also after a crash. OSError."""
         self.write_bytes(path, content.encode("utf-8"), mode)
 
     def copy(self, source: str, path: str, mode: int = 0o644) -> None:

@@ -15,7 +15,7 @@ CHRONY = "/etc/chrony/sources.d/lustrain.sources"
 CHRONY_AL = "/etc/chrony.d/lustrain.sources"
 GRUB = "/etc/default/grub.d/90-lustrain.cfg"
 KERNEL_ARGUMENTS = "/etc/lustrain/kernel-arguments"
-"""Where grubby keeps the boot entries, what it was told: it has no file that could be ours."""
+"""Where grubby keeps the boot entries, the arguments that it was given: it has no file that could be ours."""
 
 PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/90-lustrain.conf"
 CLOCKS_UNIT = "/etc/systemd/system/lustrain-gpu-clocks.service"

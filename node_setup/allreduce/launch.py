@@ -31,8 +31,8 @@ _NAMED = 3
 class Reduction:
     """What one group's all-reduce came to; `measured` is None where it was not run, and `why` says why, or what went wrong.
 
-    `left_out` are ready nodes that were not to be disturbed, with the reason. `unable` holds where it was asked for, had the
-    nodes to run on, and still could not be.
+    `left_out` are ready nodes that were not to be disturbed, with the reason. `unable`: it was requested, had
+    the nodes to run on, and still could not run.
     """
 
     group: str

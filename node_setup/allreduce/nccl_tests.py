@@ -1,6 +1,6 @@
 """nccl-tests' all-reduce over two or more nodes: its command, its output, and whether the bandwidth is enough.
 
-Pure: whoever runs the command hands its output back. The figure is the bus bandwidth out of place, the one that is published.
+Pure: the caller runs the command and hands its output back. The figure is the bus bandwidth out of place, as published.
 """
 
 from __future__ import annotations

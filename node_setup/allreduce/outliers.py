@@ -12,7 +12,7 @@ FEWEST = 4
 CUT = 3.5
 """Of the modified z-score (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993)."""
 LEAST_SHARE = 0.03
-"""Of the median: values that lie so close together that their own spread is noise are not told apart."""
+"""Share of the median: values so close together differ by noise only."""
 _MAD_TO_SIGMA = 1.4826
 """Standard deviation of normal values by the median of their absolute deviations (the same source)."""
 

@@ -24,7 +24,7 @@ class Suspects:
 
 
 def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Every pair once, in rounds in which nobody plays twice (the circle method); with an odd number one sits out a round."""
+    """Every pair once, in rounds in which no node plays twice (the circle method); with an odd number one sits out a round."""
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1):
@@ -52,7 +52,7 @@ def _convicted(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
 def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
     """Return the pairs to run next; empty when every node is cleared or a culprit, or nothing more can be learned.
 
-    First everybody meets somebody. Then whoever is open meets a cleared node, and where nobody is cleared yet, others.
+    First every node meets another. Then open nodes meet cleared nodes, and where none is cleared yet, each other.
     """
     known = suspects(nodes, outcomes)
     if not known.open or len(nodes) < 2:

@@ -13,7 +13,7 @@ Runner = Callable[[Sequence[tuple[str, ...]]], Sequence[str]]
 """Runs one all-reduce for each set of nodes, all at once since no node is in two of them; gives what each printed, in order."""
 
 BAD_PAIRS = 28
-"""Every pair of eight nodes. Where so many were bad and none good, more of them name nobody: were half of the nodes well, a
+"""Every pair of eight nodes. Where so many were bad and none good, more of them name no node: were half of the nodes well, a
 pair would be good one time in four."""
 SILENT_PAIRS = 8
 """Pairs that ended without a result may each have cost all the time that a node has, so fewer of them are enough."""

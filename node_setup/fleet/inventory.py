@@ -1,4 +1,4 @@
-"""The nodes of a Cluster now: asked of AWS each time, since nodes come and go, or read from a file."""
+"""The nodes of a Cluster now: read from AWS each time, since nodes come and go, or from a file."""
 
 from __future__ import annotations
 

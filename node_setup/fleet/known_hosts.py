@@ -95,7 +95,7 @@ class KnownHosts:
             os.close(descriptor)
 
     def _catch_up(self, descriptor: int) -> None:
-        """Read what others have appended; whoever removed lines meant them to be forgotten by later runs."""
+        """Read what others have appended; lines that were removed stay removed for later runs."""
         size = os.fstat(descriptor).st_size
         text = os.pread(descriptor, max(0, size - self._read_to), self._read_to).decode(errors="replace")
         self._read_to = size

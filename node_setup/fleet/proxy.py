@@ -47,7 +47,7 @@ class Proxy:
 
     @property
     def ended(self) -> bool:
-        # Not collected yet: until then its number, which is its group's as well, is nobody else's.
+        # Not collected yet: until then its number, which is its group's as well, is not reused.
         seen = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, seen) is not None
 

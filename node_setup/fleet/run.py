@@ -1,4 +1,4 @@
-"""One run of a task: its nodes, connections and pace; every mistake is found before a node is asked."""
+"""One run of a task: its nodes, connections and pace; every mistake is found before a node is reached."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def prepare(
     hosts: Hosts = (),
     look: Callable[[Source], Inventory] = inventory,
 ) -> FleetRun:
-    """UserError with every line that keeps the task from beginning; no node was asked for anything by then."""
+    """UserError with every line that keeps the task from beginning; no node was reached by then."""
     try:
         return _prepare(context, flags, tuning, hosts, look)
     except KeyboardInterrupt:

@@ -115,7 +115,7 @@ class SshSession:
             try:
                 piece = channel.recv(PIECE)
             except TimeoutError:
-                # What the command left running may hold the output open for ever; its own status says that it is done.
+                # What the command left running may hold the output open forever; its own status says that it is done.
                 piece = b"" if channel.exit_status_ready() and not channel.recv_ready() else None
             out += piece or b""
             while channel.recv_stderr_ready():
@@ -123,7 +123,7 @@ class SshSession:
             if len(out) + len(err) > LONGEST_ANSWER:
                 raise Fault(NO_ANSWER, f"its output is longer than {LONGEST_ANSWER >> 20} MiB", "look at what it runs")
         channel.status_event.wait(max(LOOKS_EVERY_S, end - time.monotonic()))
-        # paramiko's -1: the other side named no status. With the connection gone too, nobody knows how the command ended.
+        # paramiko's -1: the other side named no status. With the connection gone too, it is not known how the command ended.
         if channel.exit_status == -1 and not channel.get_transport().is_active():
             raise EOFError
         return Completed(channel.exit_status, bytes(out), bytes(err))

@@ -122,7 +122,7 @@ class Ways:
         return session
 
     def _connection(self, host: str, user: str | None, port: int | None, seconds: float) -> Connection:
-        # A connection writes into its Config while it is made, and whoever reads that at this moment finds it half empty.
+        # A connection writes into its Config while it is made, and a reader at this moment sees it half empty.
         config = self._config.clone()
         # gateway=False: Fabric's own would accept every host key, and leave programs behind.
         made = Connection(host, user, port, config=config, gateway=False, connect_timeout=max(1, round(seconds)))

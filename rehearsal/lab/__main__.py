@@ -24,9 +24,9 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m rehearsal.lab", description=__doc__)
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help=f"how many, 1 to {MOST} (3)")
     parser.add_argument("--kind", choices=sorted(KINDS), default="p5", help="what they pretend to be made of (p5)")
-    asked = parser.parse_args(words)
-    if not 1 <= asked.nodes <= MOST:
-        parser.error(f"--nodes = {asked.nodes}: out of range; allowed: 1..{MOST}")
+    args = parser.parse_args(words)
+    if not 1 <= args.nodes <= MOST:
+        parser.error(f"--nodes = {args.nodes}: out of range; allowed: 1..{MOST}")
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 1
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         signal.signal(number, lambda *_: ended.set())
     folder = Path(tempfile.mkdtemp(prefix="lustrain-lab-"))
     try:
-        with Lab(asked.nodes, asked.kind, metadata=True) as lab:
+        with Lab(args.nodes, args.kind, metadata=True) as lab:
             print("\n".join(announced(lab, folder)), flush=True)
             ended.wait()
     finally:

@@ -138,7 +138,7 @@ class Ground:
             "link set lo up",
             "link add name bridge type bridge",
             f"addr add {subnet.bridge}/24 dev bridge",
-            # Whoever asks for instance metadata on a node that has none is refused at once.
+            # A request for instance metadata on a node that has none is refused at once.
             "addr add 169.254.169.254/32 dev bridge",
             "link set bridge up",
         ):

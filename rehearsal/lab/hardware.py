@@ -145,7 +145,7 @@ def lay_out(hardware: Hardware, folder: Path) -> None:
     if _DPKG.exists():
         files["disk/var/lib/dpkg/status"] = _DPKG.read_text() + _packages(hardware)
     files["disk/var/lib/simulated/hardware.json"] = json.dumps(asdict(hardware), indent=1)
-    # tmpfs is as large as half of the memory where nothing else is said.
+    # tmpfs is as large as half of the memory by default.
     files["shm_gib"] = f"{hardware.memory_gib // 2}\n"
     for path, text in files.items():
         target = folder / path

@@ -40,7 +40,7 @@ class Subnet:
             if lock is None:
                 continue
             lock.seek(0)
-            # The lock was free, so whoever wrote this is dead; its namespaces, mounts and processes went with it.
+            # The lock was free, so its writer is dead; its namespaces, mounts and processes went with it.
             left = lock.read()
             self.link = f"lustrain{number}"
             if left or not self._linked:
@@ -87,7 +87,7 @@ class Subnet:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _note(self, folder: str) -> None:
-        """For whoever takes the lock next: what to remove."""
+        """Record what the next holder of the lock has to remove."""
         self._lock.truncate(0)
         self._lock.write(folder)
         self._lock.flush()

@@ -164,7 +164,7 @@ class Node:
         self._resize(DISK_BYTES)
 
     def add_user(self, name: str, sudo: str = "none") -> None:
-        """Add a real user whom the lab's key lets in. `sudo` is none, password (which nobody knows) or free."""
+        """Add a real user whom the lab's key lets in. `sudo` is none, password (which is not known) or free."""
         rules = {"none": "", "password": f"{name} ALL=(ALL) ALL\n", "free": f"{name} ALL=(ALL) NOPASSWD: ALL\n"}
         self.exec("useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", name)
         home = f"/home/{name}/.ssh"
@@ -258,11 +258,11 @@ class Node:
             process = self._process
             if process is None or process.poll() is None:
                 return False
-            asked = process.returncode in (-signal.SIGHUP, 128 + signal.SIGHUP)
+            hung_up = process.returncode in (-signal.SIGHUP, 128 + signal.SIGHUP)
             self._off()
-            if asked:
+            if hung_up:
                 self.boot()
-            return asked
+            return hung_up
 
 
 def _speaks_ssh(address: str) -> bool:

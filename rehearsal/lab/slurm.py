@@ -31,7 +31,7 @@ QUICK: Mapping[str, str] = {
 """Of slurm.conf (https://slurm.schedmd.com/slurm.conf.html): a node that is lost is DOWN within a minute, by default after
 five; a job begins at once. Shorter times would take a node that a busy machine does not let run for one that is lost."""
 CPUS, MEMORY_MB = 4, 2000
-"""Of a node, as Slurm is told: the machine's own cores are shared by all nodes."""
+"""Of a node in slurm.conf: the machine's own cores are shared by all nodes."""
 SHARED = "/fsx"
 _POLL_S = 0.1
 

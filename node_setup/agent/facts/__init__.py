@@ -1,17 +1,17 @@
 """What is true of this node now: `collect(host, wanted)` gives one dict of plain JSON data and never raises.
 
 A fact that could not be read is None, and `errors` holds {where, why}: where is the fact's path, why one line. What a program
-said when it failed is never read as data. Sections are read side by side; one that hangs costs only itself. Keys:
+printed when it failed is never read as data. Sections are read side by side; one that hangs costs only itself. Keys:
 
 version, agent {python, seconds}
 host {name, boot_id, pid1_start: clock ticks from boot to the start of process 1}
-boot_outcome: what the first boot's script said last, `ready …` or `failed STEP`; None where none ran
+boot_outcome: the last line of the first boot's script, `ready …` or `failed STEP`; None where none ran
 os {id, version, family: debian | rhel | other}, kernel {release, arch, cmdline {name: value}, thp}
 cpu {count: threads online, vendor, model}
 memory {gib, hugepages_total, hugepages_free, hugepage_kib, shm_gib}
 instance {type, id, life_cycle, zone_id, source: imds | dmi | hyperpod | node.json}, group: the cluster's group, or None
 metadata {reachable, notice: None | {kind: spot | lifecycle | maintenance | rebalance, action, at, in_hours: until `at` of
-  maintenance, else None}, error}; on machines that are not EC2's it was not asked: reachable False and error None
+  maintenance, else None}, error}; on machines that are not EC2's it was not read: reachable False and error None
 sysctl {key: value} of the wanted keys that exist, white space as single spaces
 sysctl_files [{path, link, values}] in the order of boot, the last wins; `link` is where a linked file leads (/etc/sysctl.conf)
 modules {supported, loaded [also what is built in], parameters {module.parameter: value},
@@ -42,7 +42,7 @@ init systemd | other, services: None | {unit: {load: loaded | not-found …, act
   where there is no systemd; packages {manager: apt | dnf, held [name], installed {name: version}}
 time {synchronised, source, offset_s: positive where the clock is behind, leap, folders: None | [those from which chrony reads
   sources]}
-jobs: None where nobody can tell | [{kind: slurm | gpu | hpu | trainer, id}], environment [{where: a file, or
+jobs: None where it is not known | [{kind: slurm | gpu | hpu | trainer, id}], environment [{where: a file, or
   such as `slurm job 123`, line, name, value}]
 files {path: None | {content, mode: 0644}} of `owned.PATHS`, `owned.NOTES` and the wanted mount units
 disk {/ | /etc: None | {free_bytes, free_inodes, read_only}}

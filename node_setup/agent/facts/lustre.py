@@ -1,6 +1,6 @@
 """The Lustre client: modules, mounts, parameters, networks, layouts, targets.
 
-A path on a mounted Lustre may hang for ever when servers are away, so none is looked at by this process: only by programs
+A path on a mounted Lustre may hang forever when servers are away, so none is looked at by this process: only by programs
 that are killed when they take too long.
 """
 

@@ -138,7 +138,7 @@ class Service:
     def _new_token(self) -> str:
         status, body = self._send("PUT", "/latest/api/token", ("X-aws-ec2-metadata-token-ttl-seconds", _TOKEN_SECONDS))
         if status != 200:
-            raise MetadataError(f"the metadata service answered {status} when asked for a token")
+            raise MetadataError(f"the metadata service answered {status} to the request for a token")
         return body.strip()
 
     def _send(self, method: str, path: str, header: tuple[str, str]) -> tuple[int, str]:
@@ -172,7 +172,7 @@ class Service:
 
 
 def parse_answer(answer: bytes) -> tuple[int, str]:
-    """Status and body of an HTTP/1.1 answer to a request that asked to close. MetadataError where it is none, or is cut off."""
+    """Return status and body of an HTTP/1.1 answer that ends with its connection. MetadataError for any other."""
     head, gap, body = answer.partition(b"\r\n\r\n")
     match = re.match(rb"HTTP/1\.[01] (\d{3})\b", head)
     if not match or not gap:

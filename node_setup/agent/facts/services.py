@@ -36,7 +36,7 @@ def _services(scene: Scene, init: str | None) -> dict[str, Any] | None:
 
 
 def parse_services(wanted: tuple[str, ...], text: str) -> dict[str, Any]:
-    """Blocks come in the order asked, parted by an empty line; an alias's block carries another name than was asked.
+    """Blocks come in the order of the names, separated by an empty line; an alias's block carries another name.
 
     A unit that is not there has the load state `not-found`.
     """

@@ -92,7 +92,7 @@ def _unit(setting: str, facts: Facts) -> Iterator[Step]:
 
 
 def document_text(request: Request, facts: Facts) -> str:
-    """Return what the boot unit reads: the cluster's document and the node's group, the same bytes whoever brought it."""
+    """Return what the boot unit reads: the cluster's document and the node's group, the same bytes on every way to the node."""
     return json.dumps({**request.document, "group": group_of(facts, request)}, sort_keys=True, indent=1) + "\n"
 
 

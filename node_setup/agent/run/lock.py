@@ -30,7 +30,7 @@ def held(host: Host, wait_s: float, path: str = owned.LOCK) -> Iterator[int]:
 
     `path` names another lock, for what only may not happen twice at once.
 
-    What it gives is the lock's descriptor: whoever has it holds the lock as well, such as a program that is changing the
+    What it gives is the lock's descriptor: a process that has it holds the lock as well, such as a program that is changing the
     node and goes on when the agent that started it is killed.
     """
     descriptor = _open(host.path(path))

@@ -55,7 +55,7 @@ def fallen(before: Facts, after: Facts) -> dict[str, str]:
 def followed(step: Step, before: Plan) -> bool:
     """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
     did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is nothing
-    that the plan had said."""
+    of the plan."""
     in_order = {remark.setting for remark in before.remarks if remark.status == Status.OK}
     examined = in_order | {step.setting for step in before.steps}
     lost = _runs(step, "lctl") and any(_runs(earlier, "umount") for earlier in before.steps)

@@ -65,7 +65,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 def choose_profile(facts: Facts, request: Request) -> tuple[str, str]:
     """Return the profile and why: a flag, else the cluster's tuning, else by what the node is."""
     if request.profile:
-        return request.profile, "asked for"
+        return request.profile, "requested"
     group = group_of(facts, request)
     named = _tuning(request, "profiles").get(group)
     if named:

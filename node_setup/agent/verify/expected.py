@@ -17,7 +17,7 @@ BY_HAND = "machines"
 
 @dataclass(frozen=True)
 class Expected:
-    """Counts of devices, None where nobody knows them; `problem` says why that is so. `efa` may be less than the type has,
+    """Counts of devices, None where they are not known; `problem` says why that is so. `efa` may be less than the type has,
     where the cluster attaches fewer; `nvlinks` counts links of one GPU, None where not known. `other` holds where the node is
     another type than its group."""
 

@@ -97,8 +97,8 @@ NVLINK_5 = range(144, 151)
 def xid(facts: Facts, want: Expected, request: Request) -> Result:
     """Check what the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
 
-    Where a reset would do a reboot is asked for: the log of this boot holds the error after a reset, too, and the node would
-    be reset for ever.
+    Where a reset would do, the action is a reboot: the log of this boot holds the error after a reset, too, and the node would
+    be reset forever.
     """
     if not _devices(facts) and (known(facts, "hpu", "present") or not want.gpus):
         return _without(facts, want, "gpu-xid")
@@ -264,12 +264,12 @@ def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
     states = {_name(device): device.get("fabric_state") for device in _devices(facts)}
     apart = [f"GPU {name}: {state}" for name, state in states.items() if state not in (None, "Completed")]
     if apart and set(states.values()) <= {None, "Completed", "In Progress"}:
-        # After a boot this takes minutes: a node that is rebooted for it would be rebooted for ever.
+        # After a boot this takes minutes: a node that is rebooted for it would be rebooted forever.
         why = f"is still joining the GPUs: {', '.join(apart)}; look again in some minutes, reboot it where it stays so"
         return Result("fabric-manager", Status.UNKNOWN, why)
     if apart:
         return Result("fabric-manager", Status.FAILED, f"has not joined all GPUs: {', '.join(apart)}", REBOOT)
-    # Completed is told of a failure, too: the status says how it went.
+    # A failure is Completed, too: the status says how it went.
     failed = [
         f"GPU {_name(device)}: {device['fabric_status']}"
         for device in _devices(facts)

@@ -1,7 +1,7 @@
 """Checks that do something: write, read and delete a file on Lustre, in a process of their own and within a time limit.
 
-A program that waits for a file system whose servers are away cannot be killed, and whoever waits for it hangs as well. So the
-probe is started in a session of its own and answers by a small local file, for which this process waits a limited time.
+A program that waits for a file system whose servers are away cannot be killed, and a process that waits for it hangs too. So
+the probe is started in a session of its own and answers by a small local file, for which this process waits a limited time.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def drain(results: Iterable[Result]) -> str | None:
 
     The unknown does not drain a node: suites that took a tool that does not answer for broken hardware emptied healthy nodes
     (NVIDIA/DCGM issue 308), and ones that took it for health kept broken ones (IBM/autopilot issue 68). So a node of which
-    something is unknown is neither ready nor drained. The action is named, NONE too, since a drained node whose action nobody
-    knows waits for ever (NVIDIA/NVSentinel issue 911).
+    something is unknown is neither ready nor drained. The action is named, NONE too, since a drained node without a known
+    action waits forever (NVIDIA/NVSentinel issue 911).
     """
     results = list(results)
     first = worst(results)

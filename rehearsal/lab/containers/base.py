@@ -69,14 +69,14 @@ def wheels(cache: Path = CACHE) -> Path:
             command += ["--only-binary", ":all:", "--python-version", "3.11", "--dest", str(folder)]
             command += ["--platform", "manylinux_2_28_x86_64", f"torch=={pin}+cpu"]
             index = os.environ.get("LUSTRAIN_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
-            said = ""
+            errors = ""
             for extra in ([], ["--extra-index-url", index]):
                 done = subprocess.run([*command, *extra], capture_output=True, text=True, check=False)
                 if not done.returncode:
                     break
-                said += done.stderr
+                errors += done.stderr
             else:
-                raise RuntimeError(f"pip found no torch=={pin}+cpu: {said.strip()[-2000:]}")
+                raise RuntimeError(f"pip found no torch=={pin}+cpu: {errors.strip()[-2000:]}")
     return folder
 
 

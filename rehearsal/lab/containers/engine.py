@@ -34,7 +34,7 @@ _PACKAGES = {
     "unshare": "util-linux",
 }
 # PID 1 of the namespace reaps, and ends when the pipe that it reads does. /etc/docker is only another folder in here, so
-# that what this engine trusts is nobody else's business.
+# that what this engine trusts stays its own.
 _SCRIPT = """mkdir -p /etc/docker && mount --bind "$1/etc" /etc/docker && dockerd --config-file "$1/daemon.json" &
 exec tini -s -- cat"""
 
@@ -107,8 +107,8 @@ class Engine:
         options = {"capture_output": True, "env": self.environment, **options}
         done = subprocess.run(["docker", *map(str, words)], text=True, check=False, **options)
         if check and done.returncode:
-            said = (done.stderr or done.stdout or "").strip()
-            raise RuntimeError(f"docker {' '.join(map(str, words))} ended with {done.returncode}: {said[-2000:]}")
+            output = (done.stderr or done.stdout or "").strip()
+            raise RuntimeError(f"docker {' '.join(map(str, words))} ended with {done.returncode}: {output[-2000:]}")
         return done
 
     def trust(self, host: str, ca: Path) -> None:
@@ -208,7 +208,7 @@ class Engine:
 
     def _plug(self) -> None:
         link = self.subnet.link
-        # What a killed engine left; the subnet's lock says that nobody uses it.
+        # What a killed engine left; the subnet's lock shows that it is unused.
         _unplug(self.subnet)
         for command in (
             f"link add name {link} type bridge",

@@ -30,7 +30,7 @@ _ACCESS = re.compile(r'"(?P<method>[A-Z]+) (?P<path>/v2/\S*) HTTP/[0-9.]+" (?P<s
 
 
 class Registry:
-    """docker-registry over `folder`; plain http without users unless told. It dies with the thread that started it."""
+    """docker-registry over `folder`; plain http without users by default. It dies with the thread that started it."""
 
     def __init__(
         self,

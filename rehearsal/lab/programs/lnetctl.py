@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def mounted() -> None:
-    """Lustre brings LNet up by itself, over TCP where nobody said otherwise, and meets its servers."""
+    """Lustre brings LNet up by itself, over TCP by default, and meets its servers."""
     with change("lnet") as state:
         _start(state)
         state["peers"] = [_SERVER[net] for net in state["nets"]]

@@ -30,7 +30,7 @@ def _create(link: str, options: dict[str, str], members: list[str]) -> int:
             refuse(f"mdadm: cannot open {member}: No such file or directory")
         found = signature(member)
         if found:
-            # The real one asks, and ends when nobody answers.
+            # The real one asks, and ends without an answer.
             refuse(f"mdadm: {member} appears to contain {found}\nContinue creating array? \nmdadm: create aborted.")
     make_array(link, f"raid{options.get('--level', '0').removeprefix('raid')}", members)
     return 0

@@ -33,17 +33,17 @@ def beside(unit: Unit, spawn: Spawn) -> int:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        told = json.loads(pipe.read() or '{"errno": 5}')
-    if "errno" in told:
-        raise OSError(told["errno"], os.strerror(told["errno"]))
-    return int(told["pid"])
+        message = json.loads(pipe.read() or '{"errno": 5}')
+    if "errno" in message:
+        raise OSError(message["errno"], os.strerror(message["errno"]))
+    return int(message["pid"])
 
 
 def again(unit: Unit, status: int) -> bool:
     """Whether a service that ended with `status` (of Popen) is to be started again."""
     failed = status > 0 or (status < 0 and -status not in CLEAN)
-    wish = unit.one("Service.Restart", "no")
-    return wish == "always" or (wish == "on-failure" and failed) or (wish == "on-success" and not failed)
+    restart = unit.one("Service.Restart", "no")
+    return restart == "always" or (restart == "on-failure" and failed) or (restart == "on-success" and not failed)
 
 
 def ended(status: int) -> State:
@@ -69,7 +69,7 @@ def members(pid: int) -> list[int]:
 
 
 def _detach(keep: int) -> None:
-    """Leave the session of whoever called systemctl: an open output would keep its connection open."""
+    """Leave the session of systemctl's caller: an open output would keep its connection open."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -107,10 +107,10 @@ def _first(spawn: Spawn, writer: int) -> subprocess.Popen[bytes] | None:
     process = None
     try:
         process = spawn()
-        told = {"pid": process.pid}
+        message = {"pid": process.pid}
     except OSError as error:
-        told = {"errno": error.errno or 5}
-    os.write(writer, json.dumps(told).encode())
+        message = {"errno": error.errno or 5}
+    os.write(writer, json.dumps(message).encode())
     os.close(writer)
     return process
 
@@ -131,7 +131,7 @@ def _next(unit: Unit, before: int, spawn: Spawn) -> subprocess.Popen[bytes] | No
 
 
 def _noted(unit: Unit, pid: int) -> bool:
-    """Whether the manager holds this process for the running service: whoever started it writes that down, or stops it."""
+    """Whether the manager holds this process for the running service: its starter writes that down, or stops it."""
     ends = time.monotonic() + _NOTED_S
     while time.monotonic() < ends:
         state = peek("systemd").get("units", {}).get(unit.name, {})

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Words, options, and the properties that `show` is asked for."""
+    """Words, options, and the properties for `show`."""
     words: list[str] = []
     options: list[str] = []
     properties: list[str] = []
@@ -246,12 +246,14 @@ def _is_system_running(units: list[str], options: list[str], properties: list[st
 
 
 def _show(units: list[str], options: list[str], properties: list[str]) -> int:
-    asked = {name for item in properties for name in item.split(",")}
+    requested = {name for item in properties for name in item.split(",")}
     bare = "--value" in options
     blocks = []
     for name in units:
         found = _properties(name)
-        lines = [value if bare else f"{key}={value}" for key, value in found.items() if not asked or key in asked]
+        lines = [
+            value if bare else f"{key}={value}" for key, value in found.items() if not requested or key in requested
+        ]
         blocks.append("\n".join(lines))
     print("\n\n".join(blocks))
     return 0

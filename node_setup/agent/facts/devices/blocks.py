@@ -13,7 +13,7 @@ from node_setup.agent.facts.scene import Scene
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
-"""The model by which a local NVMe disk is told from an EBS volume ("Amazon Elastic Block Store")
+"""The model that distinguishes a local NVMe disk from an EBS volume ("Amazon Elastic Block Store")
 (https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html)."""
 _SKIPPED = re.compile(r"(loop|ram|zram|sr|fd|nbd|dm-|md)\d")
 _ENDS_BYTES = 2**20
@@ -66,7 +66,7 @@ def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
 
 
 def _places(scene: Scene) -> Places:
-    """(mount point, file system) by device, told by its number `259:0` and by its path; swap counts as mounted, as in lsblk."""
+    """Return (mount point, file system) by device, by its number `259:0` and its path; swap counts as mounted, as in lsblk."""
     found: Places = {}
     for mount in scene.mounts:
         found.setdefault(mount.source, []).append((mount.target, mount.fstype))

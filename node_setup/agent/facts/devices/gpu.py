@@ -19,7 +19,7 @@ FIELDS = (
     *("clocks.applications.graphics", "clocks.applications.memory", "clocks_throttle_reasons.active"),
     *("fabric.state", "fabric.status"),
 )
-"""Names of `nvidia-smi --help-query-gpu`; one that a driver does not know is asked for by its newer name, or no more."""
+"""Names of `nvidia-smi --help-query-gpu`; one that a driver does not know is read by its newer name, or not at all."""
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}
 """Newer names by older ones, which current drivers still take (NVIDIA's nvidia-smi manual, "Clocks Event Reasons")."""
 

@@ -77,7 +77,7 @@ class OwnedLines:
 
 
 def parse(content: str) -> dict[str, str]:
-    """Return the lines under each id; lines under no id belong to nobody."""
+    """Return the lines under each id; lines under no id have no owner."""
     blocks: dict[str, list[str]] = {}
     name = None
     for line in content.splitlines():

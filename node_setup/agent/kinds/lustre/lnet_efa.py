@@ -77,7 +77,7 @@ def interfaces(facts: Facts, net: str) -> list[str]:
 
 
 def servers_without_efa(facts: Facts) -> bool:
-    """Whether LNet knows no server by an EFA address, as where Lustre was mounted before LNet had EFA; False where nobody
+    """Whether LNet knows no server by an EFA address, as where Lustre was mounted before LNet had EFA; False where it is not
     could look.
 
     Some peers of an FSx file system have none, its management server among them, so that one with EFA is enough.
@@ -164,8 +164,8 @@ def _mounting(mount: Mapping[str, str]) -> tuple[Action, ...]:
 
 
 def _lost_mount(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
-    """Mount again what we unmounted and could not mount, whoever had mounted it first: until it is back, jobs would write
-    to the root disk. A step of its own, which is done also where LNet's fails."""
+    """Mount again what we unmounted and could not mount, also another program's mount: until it is back, jobs would write to
+    the root disk. A step of its own, which is done also where LNet's fails."""
     path, note = (request.document.get("lustre") or {}).get("path"), _noted(facts, owned.REMOUNT)
     mounts = facts.get("mounts")
     if note is None or mounts is None or any(mount["target"] == path for mount in mounts):

@@ -31,7 +31,7 @@ OTHERS = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class MountSpec:
     """What is to be mounted where; `source` is None where only the service that mounts knows it."""
 
     path: str
@@ -77,28 +77,28 @@ def same_source(found: str, wanted: str) -> bool:
     return name == wanted_name and (host in hosts or _is_address(hosts) != _is_address([host]))
 
 
-def mount_unit(wish: Wish) -> str:
+def mount_unit(spec: MountSpec) -> str:
     return f"""{owned.HEADER}[Unit]
-Description=Lustre at {wish.path}
+Description=Lustre at {spec.path}
 Wants=network-online.target
 After=network-online.target {EFA_SERVICE} {owned_unit.name(owned.LNET_UNIT)}
 
 [Mount]
-What={wish.source}
-Where={wish.path}
+What={spec.source}
+Where={spec.path}
 Type=lustre
-Options={wish.options}
+Options={spec.options}
 """
 
 
-def automount_unit(wish: Wish) -> str:
+def automount_unit(spec: MountSpec) -> str:
     """Mounting at first use: a file server that is slow at boot costs the one who asks for it, not the boot."""
     return f"""{owned.HEADER}[Unit]
-Description=Lustre at {wish.path}, when it is first used
+Description=Lustre at {spec.path}, when it is first used
 Before=remote-fs.target
 
 [Automount]
-Where={wish.path}
+Where={spec.path}
 
 [Install]
 WantedBy=remote-fs.target
@@ -111,79 +111,79 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
         return [Remark(setting.id, Status.SKIPPED, "the cluster has no Lustre file system")]
     if facts.get("mounts") is None:
         return [Remark(setting.id, Status.UNKNOWN, "the mounts of this node could not be read")]
-    wish = Wish(_path(document), _source(document, request), setting.value)
+    spec = MountSpec(_path(document), _source(document, request), setting.value)
     backend = str(document.get("backend", ""))
     if backend != "machines":
         return [
-            _verified(setting, wish, facts) or _absent(setting, wish, OTHERS.get(backend, "who mounts it is not known"))
+            _verified(setting, spec, facts) or _absent(setting, spec, OTHERS.get(backend, "who mounts it is not known"))
         ]
-    if wish.source is None:
+    if spec.source is None:
         why = "the node document names no file system to mount; fix: take it from a deployed cluster, not from a bundle"
         return [Remark(setting.id, Status.FAILED, why)]
     if facts.get("init") != "systemd":
-        why = f"{wish.unit} needs systemd, and this node's init is {facts.get('init') or 'not known'}"
-        return [_verified(setting, wish, facts) or _absent(setting, wish, why)]
-    return _ours(setting, wish, facts)
+        why = f"{spec.unit} needs systemd, and this node's init is {facts.get('init') or 'not known'}"
+        return [_verified(setting, spec, facts) or _absent(setting, spec, why)]
+    return _ours(setting, spec, facts)
 
 
-def _ours(setting: Setting, wish: Wish, facts: Facts) -> list[Step | Remark]:
-    line = _fstab_line(facts, wish.path)
+def _ours(setting: Setting, spec: MountSpec, facts: Facts) -> list[Step | Remark]:
+    line = _fstab_line(facts, spec.path)
     if line is not None:
-        foreign = _foreign(setting, wish, line)
-        seen = _verified(setting, wish, facts) or _absent(setting, wish, f"{FSTAB} has it; fix: mount {wish.path}")
+        foreign = _foreign(setting, spec, line)
+        seen = _verified(setting, spec, facts) or _absent(setting, spec, f"{FSTAB} has it; fix: mount {spec.path}")
         return [seen] if foreign is None else [foreign, seen]
-    persisted, seen_now = _persisted(setting, wish, facts), _verified(setting, wish, facts)
+    persisted, seen_now = _persisted(setting, spec, facts), _verified(setting, spec, facts)
     if seen_now is not None:
         return [seen_now] if persisted is None else [persisted, seen_now]
-    start = Run(("systemctl", "start", owned_unit.name(wish.unit)), MOUNT_SECONDS)
-    runtime = Step(setting.id, RUNTIME, wish.path, NOT_MOUNTED, f"{wish.source}, {wish.options}", (start,))
+    start = Run(("systemctl", "start", owned_unit.name(spec.unit)), MOUNT_SECONDS)
+    runtime = Step(setting.id, RUNTIME, spec.path, NOT_MOUNTED, f"{spec.source}, {spec.options}", (start,))
     return [runtime] if persisted is None else [persisted, runtime]
 
 
-def _persisted(setting: Setting, wish: Wish, facts: Facts) -> Step | Remark | None:
+def _persisted(setting: Setting, spec: MountSpec, facts: Facts) -> Step | Remark | None:
     """None where both units are as they should be and the automount is enabled."""
-    wanted = {wish.unit: mount_unit(wish), wish.automount: automount_unit(wish)}
+    wanted = {spec.unit: mount_unit(spec), spec.automount: automount_unit(spec)}
     if any(path not in facts["files"] for path in wanted):
-        return Remark(setting.id, Status.UNKNOWN, f"{wish.unit} was not read")
-    return owned_unit.in_place(setting, wanted, wish.automount, facts)
+        return Remark(setting.id, Status.UNKNOWN, f"{spec.unit} was not read")
+    return owned_unit.in_place(setting, wanted, spec.automount, facts)
 
 
-def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
+def _verified(setting: Setting, spec: MountSpec, facts: Facts) -> Remark | None:
     """Judge the mount as it is; None where nothing is mounted."""
-    mounts = [mount for mount in facts["mounts"] if mount["target"] == wish.path and mount["fstype"] != "autofs"]
+    mounts = [mount for mount in facts["mounts"] if mount["target"] == spec.path and mount["fstype"] != "autofs"]
     if not mounts:
         return None
     mount = mounts[-1]
     found = f"{mount['source']}, {mount['fstype']}"
     if mount["fstype"] != "lustre":
         return Remark(
-            setting.id, Status.CONFLICT, f"{wish.path} holds another file system; fix: unmount it", found, wish.source
+            setting.id, Status.CONFLICT, f"{spec.path} holds another file system; fix: unmount it", found, spec.source
         )
-    if wish.source is not None and not same_source(mount["source"], wish.source):
-        why = f"another file system is mounted at {wish.path}; fix: stop its jobs, then umount {wish.path}"
-        return Remark(setting.id, Status.CONFLICT, why, found, wish.source)
+    if spec.source is not None and not same_source(mount["source"], spec.source):
+        why = f"another file system is mounted at {spec.path}; fix: stop its jobs, then umount {spec.path}"
+        return Remark(setting.id, Status.CONFLICT, why, found, spec.source)
     missing = [
-        option for option in wish.options.split(",") if option not in UNSEEN_OPTIONS and option not in mount["options"]
+        option for option in spec.options.split(",") if option not in UNSEEN_OPTIONS and option not in mount["options"]
     ]
     if missing:
-        why = f"mounted without {', '.join(missing)}; it takes effect when {wish.path} is mounted anew"
-        return Remark(setting.id, Status.REBOOT, why, ",".join(mount["options"]), wish.options)
+        why = f"mounted without {', '.join(missing)}; it takes effect when {spec.path} is mounted anew"
+        return Remark(setting.id, Status.REBOOT, why, ",".join(mount["options"]), spec.options)
     return Remark(
-        setting.id, Status.OK, f"{mount['source']} is mounted at {wish.path}", ",".join(mount["options"]), wish.options
+        setting.id, Status.OK, f"{mount['source']} is mounted at {spec.path}", ",".join(mount["options"]), spec.options
     )
 
 
-def _absent(setting: Setting, wish: Wish, why: str) -> Remark:
-    return Remark(setting.id, Status.FAILED, f"Lustre is not mounted at {wish.path}: {why}", NOT_MOUNTED, wish.source)
+def _absent(setting: Setting, spec: MountSpec, why: str) -> Remark:
+    return Remark(setting.id, Status.FAILED, f"Lustre is not mounted at {spec.path}: {why}", NOT_MOUNTED, spec.source)
 
 
-def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
+def _foreign(setting: Setting, spec: MountSpec, line: list[str]) -> Remark | None:
     """Report a line of fstab for the mount point that differs; a line that mounts the same stays (None)."""
-    needed = {option for option in wish.options.split(",") if option not in ("rw", "defaults")}
-    if line[0] == wish.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
+    needed = {option for option in spec.options.split(",") if option not in ("rw", "defaults")}
+    if line[0] == spec.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
         return None
-    why = f"{FSTAB} has a line for {wish.path}; fix: remove it, and the mount becomes a unit of ours"
-    return Remark(setting.id, Status.CONFLICT, why, " ".join(line), f"{wish.source} {wish.path} lustre {wish.options}")
+    why = f"{FSTAB} has a line for {spec.path}; fix: remove it, and the mount becomes a unit of ours"
+    return Remark(setting.id, Status.CONFLICT, why, " ".join(line), f"{spec.source} {spec.path} lustre {spec.options}")
 
 
 def _fstab_line(facts: Facts, path: str) -> list[str] | None:

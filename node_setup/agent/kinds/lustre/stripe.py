@@ -1,7 +1,7 @@
 """Layouts of directories on Lustre, for files made in them later; a directory that holds files is left alone.
 
 All nodes of a cluster do this at once to the same directories. `mkdir -p` and `lfs setstripe` on an empty directory come to
-the same whoever is first and however often; a node that reads the directory between the two finds it empty and sets the
+the same on every node and in every run; a node that reads the directory between the two finds it empty and sets the
 layout once more. A file that a job makes in that instant keeps the file system's default, as every file before it did.
 """
 
@@ -28,7 +28,7 @@ END = -1
 
 Layout = Mapping[str, Any]
 """`{"components": [{"end", "count", "size"}]}`: `end` in bytes, -1 for the file's end; `count` of storage targets, -1 for all;
-`size` of a stripe in bytes. None stands for what is not said: the file system's default. A plain layout has one component."""
+`size` of a stripe in bytes. None is the file system's default. A plain layout has one component."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
