@@ -242,7 +242,7 @@ MISTAKES = [
         "CAP-021",
         BLOCK,
         {"groups.0.capacity.starts_at": "2027-02-14T10:55:00Z", "groups.0.capacity.ends_at": "2027-02-14T11:30:00Z"},
-        ".starts_at",
+        "groups.0.capacity.starts_at",
     ),
     Mistake("EKS-032", EKS, {CIDRS: []}),
     Mistake("EKS-033", EKS, {"eks.karpenter": True}),
