@@ -60,7 +60,7 @@ def test_the_refresh_takes_what_the_command_line_of_aws_prints(
 
 def test_each_type_with_efa_is_somewhere_and_all_zones_that_were_asked_are_known() -> None:
     assert {kind.name for kind in snapshot().types.values() if kind.efa} <= offerings().zones.keys()
-    assert offerings().asked <= {zone for zones in ZONES.values() for zone in zones}
+    assert offerings().covered <= {zone for zones in ZONES.values() for zone in zones}
 
 
 def test_a_zone_that_was_not_asked_is_unknown_and_not_without_the_type() -> None:

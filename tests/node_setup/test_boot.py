@@ -19,7 +19,7 @@ from node_setup.agent.kinds.gpu.clocks import clocks_unit
 from node_setup.agent.kinds.gpu.persistence import DAEMON
 from node_setup.agent.kinds.lustre import mount as lustre_mount
 from node_setup.agent.kinds.lustre.lnet_efa import lnet_unit
-from node_setup.agent.kinds.lustre.mount import Wish
+from node_setup.agent.kinds.lustre.mount import MountSpec
 from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
 from node_setup.agent.run.boot import boot, judge, lnet, stored_request
 from node_setup.agent.run.lock import held
@@ -239,7 +239,7 @@ def test_no_job_comes_before_the_unit_which_waits_for_what_it_tunes_and_is_tried
     assert int(lines["StartLimitBurst"]) * one_pass < 2 * 3600, "passes that all time out would never reach the limit"
 
 
-WISH = Wish("/data/fs-x", "fs-0123.fsx.us-east-1.amazonaws.com@tcp:/abcdef", "noatime,flock,_netdev")
+WISH = MountSpec("/data/fs-x", "fs-0123.fsx.us-east-1.amazonaws.com@tcp:/abcdef", "noatime,flock,_netdev")
 UNITS = {
     owned.BOOT_UNIT: BOOT_UNIT,
     owned.LNET_UNIT: lnet_unit(),

@@ -139,7 +139,7 @@ def test_an_automount_that_was_disabled_is_enabled_again() -> None:
 )
 def test_what_is_mounted_is_compared_and_never_unmounted(mount: dict[str, Any], status: str) -> None:
     facts = machine(mounts=[{**MOUNT, **mount}], services={"fsx.automount": {"load": "loaded", "enabled": "enabled"}})
-    wish = lustre_mount.Wish("/fsx", SOURCE, "noatime,flock,_netdev")
+    wish = lustre_mount.MountSpec("/fsx", SOURCE, "noatime,flock,_netdev")
     for path, content in ((UNIT, lustre_mount.mount_unit(wish)), (AUTOMOUNT, lustre_mount.automount_unit(wish))):
         facts["files"][path] = {"content": content, "mode": "0644"}
     assert remark(plan("lustre.mount", facts, MACHINES)).status == status

@@ -31,8 +31,8 @@ def tuned(settings: dict[str, str] | None = None, profiles: dict[str, str] | Non
 NONE = {"efa__devices": [], "gpu__present": False, "instance__type": None}
 LOGIN = tuned(profiles={"train": "login"})
 PROFILES: list[tuple[dict[str, Any], Request, str, str]] = [
-    ({}, Request(profile="cpu"), "cpu", "asked for"),
-    ({}, Request(profile="cpu", document=LOGIN), "cpu", "asked for"),
+    ({}, Request(profile="cpu"), "cpu", "requested"),
+    ({}, Request(profile="cpu", document=LOGIN), "cpu", "requested"),
     ({}, Request(document=LOGIN), "login", "the cluster's tuning names it for group train"),
     ({}, Request(document=tuned(), group="head"), "login", "the group's role is controller"),
     ({"hpu__present": True}, Request(), "gaudi", "it has Gaudi devices"),
