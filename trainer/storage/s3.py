@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 import boto3
 from awscrt.checksums import crc64nvme as crc64nvme_of
@@ -57,6 +58,8 @@ CONFLICTS = 8
 """How often a conditional put is repeated that met a second one in flight (409)."""
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_HOSTS_OF_AWS = re.compile(r"\.(amazonaws\.(com|com\.cn|eu)|api\.aws)$")
+"""Other servers may know paths only."""
 _TOLERATED_AT_OPEN = ("AccessDenied", "AllAccessDisabled")
 
 
@@ -76,11 +79,11 @@ class S3Store(ObjectStore):
         with self._reporting(""):
             self._session = boto3.Session()
             make_patient(self._session)
-            self._client = _connect(self._session, _region(), self._attempts)
+            self._client = connect(self._session, _region(), self._attempts)
             self._endpoint = self._client.meta.endpoint_url
             region = self._probe().get("x-amz-bucket-region", self._client.meta.region_name)
             self._attempts = _attempts(ATTEMPTS)
-            self._client = _connect(self._session, region, self._attempts)
+            self._client = connect(self._session, region, self._attempts)
             self._endpoint = self._client.meta.endpoint_url
             self._bulk = self._data_path()
 
@@ -260,7 +263,21 @@ def split_uri(uri: str, name: str = "store") -> tuple[str, str]:
     return bucket, prefix
 
 
-def _connect(session: boto3.Session, region: str | None, attempts: int) -> S3Client:
+def connect(session: boto3.Session, region: str | None, attempts: int) -> S3Client:
+    """Return a client that reaches buckets of AWS at their region's own host, also in the URLs that it makes.
+
+    By default botocore puts the global host into URLs, where a new bucket answers with a redirect for hours, and one of a
+    region launched after March 2019 with an error (https://docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html).
+    """
+    client = _client(session, region, attempts, "auto")
+    if not _HOSTS_OF_AWS.search(urlsplit(client.meta.endpoint_url).hostname or ""):
+        return client
+    return _client(session, region, attempts, "virtual")
+
+
+def _client(
+    session: boto3.Session, region: str | None, attempts: int, addressing: Literal["auto", "virtual"]
+) -> S3Client:
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_SECONDS,
@@ -270,6 +287,7 @@ def _connect(session: boto3.Session, region: str | None, attempts: int) -> S3Cli
         # Checksums are ours to choose: CRC-64/NVME is sent with every body, so no second one needs computing.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
+        s3={"us_east_1_regional_endpoint": "regional", "addressing_style": addressing},
     )
     return session.client("s3", region_name=region, config=config)
 
