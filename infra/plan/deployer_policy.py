@@ -17,6 +17,7 @@ from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
 from infra.plan.place import COST_TAG, Place, bucket_names
 from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
+from infra.plan.storage.associations import associations
 
 NETWORK = (
     "vpc",
@@ -203,6 +204,13 @@ def _fsx(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("FileSystems", _named_actions("fsx", make), arns)
     drop = "DeleteFileSystem DeleteDataRepositoryAssociation DeleteVolume"
     yield allow("FileSystemsDrop", _named_actions("fsx", drop), arns, _ours(spec))
+    # FSx looks into a linked bucket with the caller's rights
+    # (https://docs.aws.amazon.com/fsx/latest/LustreGuide/troubleshooting.html#s3-validation-error).
+    if links := associations(spec, place):
+        inside = sorted({place.bucket_arn(link.bucket, f"{link.prefix}*") for link in links})
+        around = sorted({place.bucket_arn(link.bucket) for link in links})
+        yield allow("LinkedBuckets", ["s3:Get*", "s3:List*"], [*around, *inside])
+        yield allow("LinkedObjects", ["s3:PutObject"], inside)
 
 
 def _signals(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

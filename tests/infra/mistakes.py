@@ -127,6 +127,10 @@ MISTAKES = [
     Mistake("NET-022", SPOT, {"network.allow_from": ["0.0.0.0/0"]}, ".0"),
     Mistake("NET-023", SPOT, {"network.proxy": {"http": "http://me:secret@proxy.example.com:3128"}}, ".http"),
     Mistake("NET-024", BLOCK, {"network.proxy": PROXY}),
+    Mistake("NET-025", SPOT, {"network.proxy": PROXY}),
+    Mistake("NET-025", SLURM, {"network.allow_from": ["10.20.0.0/16"]}),
+    Mistake("NET-026", SPOT, {"network.proxy": {"http": "https://proxy.example.com:3128"}}, ".http"),
+    Mistake("NET-027", SPOT, {"network.allow_from": ["10.20.0.0/16"]}, "access.ssh_key"),
     Mistake("NET-010", SPOT, {"network.existing": EXISTING, "network.closed": True}),
     Mistake(
         "NET-011",

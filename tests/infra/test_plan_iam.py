@@ -107,7 +107,9 @@ def hold(spec: ClusterSpec, place: Place) -> None:
         for action in statement["Action"]:
             kinds = resource_types(action)
             assert kinds is not None, f"{action} is no action of AWS"
-            assert "*" not in action or re.fullmatch(r"[a-z0-9]+:Describe\*", action), "patterns are reads"
+            assert "*" not in action or re.fullmatch(r"[a-z0-9]+:Describe\*|s3:(Get|List)\*", action), (
+                "patterns are reads"
+            )
             if statement["Resource"] == ["*"] and "*" not in action:
                 assert not kinds or action in NOT_SCOPED, f"{action} can be held to {kinds}"
             elif statement["Resource"] != ["*"]:
@@ -346,6 +348,15 @@ def test_the_deployer_gets_no_right_on_what_is_there_already_or_not_bought(
 ) -> None:
     found = {one["Sid"] for one in deployer_policy(spec_of(backend, **sections), AWS)["Statement"]}
     assert sids & found == (sids if granted else set())
+
+
+def test_deployer_may_look_into_a_linked_bucket() -> None:
+    link = {"path": "/corpus", "bucket": "their-data", "prefix": "v1/"}
+    spec = spec_of("ec2", storage={"lustre": {"throughput_gb_s": 1.0, "associations": [link]}})
+    policy = {item["Sid"]: item for item in deployer_policy(spec, AWS)["Statement"]}
+    looked, written = policy["LinkedBuckets"], policy["LinkedObjects"]
+    assert looked["Resource"] == ["arn:aws:s3:::their-data", "arn:aws:s3:::their-data/v1/*"]
+    assert (written["Action"], written["Resource"]) == (["s3:PutObject"], ["arn:aws:s3:::their-data/v1/*"])
 
 
 def test_the_deployer_may_use_the_keys_that_are_named() -> None:

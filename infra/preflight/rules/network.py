@@ -264,6 +264,49 @@ def proxy(spec: ClusterSpec, context: Context) -> Problems:
         yield finding(here, message, "remove it, or name the network that the proxy is in", code="NET-024")
 
 
+@RULES.add(
+    "NET-025",
+    "Keys about your own network stand beside network.existing: a VPC that the stack makes has no way from or to it.",
+    "https://docs.aws.amazon.com/vpc/latest/userguide/how-it-works.html",
+    level="warning",
+)
+def own_network(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.network.existing is not None or spec.network.closed:
+        return
+    for key in ("allow_from", "proxy"):
+        if getattr(spec.network, key):
+            message = "nodes have private addresses in a VPC of their own, which has no peering, VPN or transit gateway"
+            yield finding(
+                f"network.{key}", message, "name the network in network.existing, or connect the VPC yourself"
+            )
+
+
+@RULES.add(
+    "NET-026",
+    "On EC2 the proxy is reached by plain http: the SSM agent takes no https proxy.",
+    "https://docs.aws.amazon.com/systems-manager/latest/userguide/configure-proxy-ssm-agent.html",
+    level="warning",
+)
+def https_proxy(spec: ClusterSpec, context: Context) -> Problems:
+    proxy = spec.network.proxy
+    for key in ("http", "https"):
+        if proxy and spec.backend == "ec2" and (getattr(proxy, key) or "").startswith("https://"):
+            yield finding(f"network.proxy.{key}", "SSM sessions fail through it", "write its http:// address")
+
+
+@RULES.add(
+    "NET-027",
+    "SSH that is let in has a key pair on the nodes.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-key-pairs.html",
+    level="warning",
+)
+def ssh_without_key(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.network.allow_from and spec.backend == "ec2" and spec.access.ssh_key is None:
+        yield finding(
+            "access.ssh_key", "no key of yours is on the nodes", "name a key pair, or remove network.allow_from"
+        )
+
+
 def _most_addresses(spec: ClusterSpec) -> int:
     """Return the addresses of the fullest compute subnet; all have one size, and of an existing network only one is known."""
     zones = () if spec.network.existing else spec.other_zones
