@@ -12,31 +12,31 @@ from pathlib import Path
 from images.flags import IMAGE_FILE, JSON, BuildFlags, ImageFlags
 from lustrain.flags import flag, number
 from lustrain.problem import DIFFERS
-from lustrain.task import Answer, task
+from lustrain.task import TaskResult, task
 
 
 @task("image-plan")
-def image_plan(flags: ImageFlags) -> Answer:
+def image_plan(flags: ImageFlags) -> TaskResult:
     """Print what would be built, which layers are new since image.json, and why. Needs no engine."""
     from images.build import answers, make
 
     with make.prepare(flags) as prepared:
-        return Answer(answers.plan_lines(prepared), answers.plan(prepared))
+        return TaskResult(answers.plan_lines(prepared), answers.plan(prepared))
 
 
 @task("image-build")
-def image_build(flags: BuildFlags) -> Answer:
+def image_build(flags: BuildFlags) -> TaskResult:
     """Build the trainer's image, check it, and leave it in the engine or in a registry. Exit code: 1 where it failed."""
     from images.build import answers, make
     from images.build.progress import Live
 
     with Live(f"image {flags.target}") as watch:
         result = make.build(flags, watch)
-    return Answer(answers.build_lines(result, flags.image_file), answers.build(result))
+    return TaskResult(answers.build_lines(result, flags.image_file), answers.build(result))
 
 
 @task("image-push")
-def image_push(flags: BuildFlags) -> Answer:
+def image_push(flags: BuildFlags) -> TaskResult:
     """Push what image-build made, by digest, and write image.json. Every step comes from the builder's cache."""
     from images.build import answers, make
     from images.build.progress import Live
@@ -45,7 +45,7 @@ def image_push(flags: BuildFlags) -> Answer:
     with Live(f"image {flags.target}") as watch:
         record = make.build(replace(flags, push=True), watch).record
     assert record is not None
-    return Answer(answers.record_lines(record, flags.image_file), image_file.as_json(record))
+    return TaskResult(answers.record_lines(record, flags.image_file), image_file.as_json(record))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class VerifyFlags:
 
 
 @task("image-verify")
-def image_verify(flags: VerifyFlags) -> Answer:
+def image_verify(flags: VerifyFlags) -> TaskResult:
     """Look at an image where it is, without pulling it: manifest, layers, labels, age, size. Exit code: 1 not in order."""
     from images.check import inspection
     from images.plan import versions
@@ -69,7 +69,7 @@ def image_verify(flags: VerifyFlags) -> Answer:
     # By its tag, so that one that stands for another image by now is noticed.
     ref = record.ref if record else str(flags.ref)
     report = inspection.verify(connect(ref), ref, record=record, oldest_days=days, budgets=versions.load().budgets)
-    return Answer(inspection.lines(report), inspection.as_json(report), report.exit_code)
+    return TaskResult(inspection.lines(report), inspection.as_json(report), report.exit_code)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DiffFlags:
 
 
 @task("image-diff")
-def image_diff(flags: DiffFlags) -> Answer:
+def image_diff(flags: DiffFlags) -> TaskResult:
     """List the layers that a node with image A pulls to run image B."""
     from images.check import diff
     from images.plan.references import parse
@@ -90,7 +90,7 @@ def image_diff(flags: DiffFlags) -> Answer:
 
     named = [parse(ref) for ref in (flags.a, flags.b)]
     difference = diff.diff(*(read.image(connect(ref), str(ref), flags.platform) for ref in named))
-    return Answer(diff.lines(difference), diff.as_json(difference))
+    return TaskResult(diff.lines(difference), diff.as_json(difference))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ScanFlags:
 
 
 @task("image-scan")
-def image_scan(flags: ScanFlags) -> Answer:
+def image_scan(flags: ScanFlags) -> TaskResult:
     """Wait for ECR's scan of an image and judge its findings. Exit code: 1 not passed, also where there is no scan."""
     from images.check import scan
     from images.registry import ecr
@@ -117,7 +117,7 @@ def image_scan(flags: ScanFlags) -> Answer:
     allowed = scan.read_allowed(Path(flags.allow) if flags.allow else scan.ALLOWED)
     place = scan.Place.of(flags.ref or image_file.read(Path(flags.image_file)).deployable)
     verdict = scan.gate(place, ecr.client(place.region), allowed, threshold=flags.threshold, say=_aside)
-    return Answer(scan.lines(verdict), scan.as_json(verdict), verdict.exit_code)
+    return TaskResult(scan.lines(verdict), scan.as_json(verdict), verdict.exit_code)
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,15 @@ class LockFlags:
 
 
 @task("image-lock")
-def image_lock(flags: LockFlags) -> Answer:
+def image_lock(flags: LockFlags) -> TaskResult:
     """Write the hashed locks of what is installed in images, from pyproject.toml, images/versions.toml and constraints."""
     from images.plan import lock
 
     if flags.check:
         stale = lock.check()
-        return Answer(stale or ["every lock is in order"], {"stale": stale}, DIFFERS if stale else 0)
+        return TaskResult(stale or ["every lock is in order"], {"stale": stale}, DIFFERS if stale else 0)
     changed = lock.write_all(links=flags.links, upgrade=flags.upgrade, say=_aside)
-    return Answer([f"written: {', '.join(changed)}" if changed else "nothing changed"], {"changed": changed})
+    return TaskResult([f"written: {', '.join(changed)}" if changed else "nothing changed"], {"changed": changed})
 
 
 def _aside(line: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from lustrain.flags import flag
 from lustrain.problem import FAILED, USAGE
-from lustrain.task import Answer, task
+from lustrain.task import TaskResult, task
 
 STACK = "name of the stack, as in Pulumi.<stack>.yaml"
 
@@ -25,7 +25,7 @@ class Preflight:
 
 
 @task("preflight")
-def preflight(flags: Preflight) -> Answer:
+def preflight(flags: Preflight) -> TaskResult:
     """Find mistakes in a cluster's description before it is created. Exit code: 1 errors, 2 nothing to check, 3 no AWS."""
     from infra.plan.nodes.eks import first_up
     from infra.plan.summary import summary
@@ -33,7 +33,7 @@ def preflight(flags: Preflight) -> Answer:
 
     if flags.list:
         rules = commands.rules()
-        return Answer(rules, rules)
+        return TaskResult(rules, rules)
     found, wrong = commands.findings(flags.stack, flags.online)
     lines: list[str] = []
     for name, (stack, findings) in found.items():
@@ -45,7 +45,7 @@ def preflight(flags: Preflight) -> Answer:
             lines += [*report.cost_lines(commands.costs(stack)), *first_up(stack.spec)]
     every = [finding for _, findings in found.values() for finding in findings]
     data = [{"stack": name} | row for name, (_, findings) in found.items() for row in report.as_data(findings)]
-    return Answer(lines, data, USAGE if wrong else report.exit_code(every), wrong)
+    return TaskResult(lines, data, USAGE if wrong else report.exit_code(every), wrong)
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Cost:
 
 
 @task("cost")
-def cost(flags: Cost) -> Answer:
+def cost(flags: Cost) -> TaskResult:
     """Show what a stack costs an hour and a month, part by part, at list prices."""
     from infra.preflight import commands, report, stackfile
 
     found = commands.costs(stackfile.read(flags.stack))
-    return Answer(list(report.cost_lines(found)), report.cost_data(found))
+    return TaskResult(list(report.cost_lines(found)), report.cost_data(found))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ExplainChange:
 
 
 @task("explain-change")
-def explain_change(flags: ExplainChange) -> Answer:
+def explain_change(flags: ExplainChange) -> TaskResult:
     """Show what `pulumi up` would replace, re-image or wipe. Exit code: 1 where it must not run, 2 where it cannot be known."""
     from infra.preflight import commands, report
     from infra.preflight.explain import refused
@@ -79,7 +79,7 @@ def explain_change(flags: ExplainChange) -> Answer:
     changes = commands.changes(flags.stack, flags.old)
     forbidden = refused(changes)
     lines = list(report.change_lines(changes, forbidden))
-    return Answer(lines, [asdict(change) for change in changes], FAILED if forbidden else 0)
+    return TaskResult(lines, [asdict(change) for change in changes], FAILED if forbidden else 0)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class AwsLocal:
 
 
 @task("aws-local")
-def aws_local(flags: AwsLocal) -> Answer:
+def aws_local(flags: AwsLocal) -> TaskResult:
     """Run the embedded AWS and instance metadata until Ctrl-C; prints what to export."""
     from infra.local.__main__ import main
 
-    return Answer((), code=main())
+    return TaskResult((), code=main())
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class DeployerPolicy:
 
 
 @task("deployer-policy")
-def deployer_policy(flags: DeployerPolicy) -> Answer:
+def deployer_policy(flags: DeployerPolicy) -> TaskResult:
     """Print the IAM policies that a person needs to run `pulumi up` for a stack, each small enough to attach."""
     from infra.preflight import commands
 
-    return Answer(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())
+    return TaskResult(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class NodePolicy:
 
 
 @task("node-policy")
-def node_policy(flags: NodePolicy) -> Answer:
+def node_policy(flags: NodePolicy) -> TaskResult:
     """Print what an existing role of the nodes (access.node_role) must trust, hold and allow."""
     from infra.preflight import commands
 
-    return Answer(json.dumps(commands.node_policy(flags.stack, flags.account), indent=2).splitlines())
+    return TaskResult(json.dumps(commands.node_policy(flags.stack, flags.account), indent=2).splitlines())
 
 
 TASKS = (preflight, cost, explain_change, deployer_policy, node_policy, aws_local)

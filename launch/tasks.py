@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from launch.flags import ReportFlags, StatusFlags, StopFlags, TrainFlags
 from lustrain.problem import UserError
-from lustrain.task import Answer, task
+from lustrain.task import TaskResult, task
 
 if TYPE_CHECKING:
     from trainer.storage import ObjectStore
 
 
 @task("train")
-def train(flags: TrainFlags, context: Any) -> Answer:
+def train(flags: TrainFlags, context: Any) -> TaskResult:
     """Start a run, and start it again after every interruption until it is done. Exit code: the trainer's (docs/launch.md)."""
     from launch import backends
     from launch.request import resolve_request
@@ -34,11 +34,11 @@ def train(flags: TrainFlags, context: Any) -> Answer:
     request = resolve_request(flags, settings, cluster, every, folder, _image(flags.image))
     backend = every[request.backend]
     if flags.dry or context.config.run.dry:
-        return Answer(*dry_run(request, backend.plan(request, folder, os.environ)))
+        return TaskResult(*dry_run(request, backend.plan(request, folder, os.environ)))
     # With --json standard output is one JSON value, so ranks on this machine print to standard error.
     output = sys.stderr if flags.json else None
     submission = submit(request, backend, folder, os.environ, resume=flags.resume, output=output)
-    return Answer(submission.lines, submission.data, submission.code)
+    return TaskResult(submission.lines, submission.data, submission.code)
 
 
 def _image(name: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ def _image(name: str) -> tuple[str, str]:
 
 
 @task("status")
-def status(flags: StatusFlags) -> Answer:
+def status(flags: StatusFlags) -> TaskResult:
     """Show a run's state, step, loss, speed, checkpoints, attempts, and whether a scheduler holds its job."""
     from launch import backends
     from launch import status as reading
@@ -67,20 +67,20 @@ def status(flags: StatusFlags) -> Answer:
             state = reading.with_held_job(state, backend.held_job(store.uri))
         except UserError as error:
             print(f"lustrain: {error}", file=sys.stderr, flush=True)
-    return Answer(reading.lines(state), state)
+    return TaskResult(reading.lines(state), state)
 
 
 @task("report")
-def report(flags: ReportFlags) -> Answer:
+def report(flags: ReportFlags) -> TaskResult:
     """Write one page about a run: its state, its attempts, where its time went, and a plot."""
     from launch import report as reporting
 
     lines, data = reporting.make(_open(flags), Path(flags.output))
-    return Answer([*lines, "", f"written: {flags.output}"], data)
+    return TaskResult([*lines, "", f"written: {flags.output}"], data)
 
 
 @task("stop")
-def stop(flags: StopFlags) -> Answer:
+def stop(flags: StopFlags) -> TaskResult:
     """Have a run save and exit; it is not started again until `fab train --resume`."""
     from launch import backends, runs
     from trainer.launch.journal import REQUEST, STOP
@@ -99,7 +99,7 @@ def stop(flags: StopFlags) -> Answer:
         jobs = runs.read_record(store, runs.SUBMITTED) or {}
         backend.cancel(store.uri, jobs.get(str(request.get("on"))))
     lines = [f"{store.uri}: stop requested: the run will save and exit", f"next: fab status {store.uri}"]
-    return Answer(lines, {"run": store.uri, "now": flags.now})
+    return TaskResult(lines, {"run": store.uri, "now": flags.now})
 
 
 def _open(flags: StatusFlags | ReportFlags | StopFlags) -> ObjectStore:

@@ -1,4 +1,4 @@
-"""One form of task for `fab`: flags are a frozen dataclass, an answer is lines, data and an exit code.
+"""One form of task for `fab`: flags are a frozen dataclass, a result is lines, data and an exit code.
 
     @dataclass(frozen=True)
     class Flags:
@@ -6,7 +6,7 @@
         json: bool = flag(False, "print one JSON object")
 
     @task("explain-change")
-    def explain_change(flags: Flags) -> Answer:
+    def explain_change(flags: Flags) -> TaskResult:
         ...
 
 Exit codes are those of `lustrain.problem`: 0 done, 1 failed, 2 usage, 3 unreachable, 4 differs.
@@ -35,7 +35,7 @@ from lustrain.process import drop_output
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskResult:
     """What a task returns.
 
     `data` is what `--json` prints in place of the lines. `problems` say what could not be done beside that: with them the task
@@ -48,13 +48,13 @@ class Answer:
     problems: Sequence[str] = ()
 
 
-def task(name: str) -> Callable[[Callable[..., Answer]], Any]:
+def task(name: str) -> Callable[[Callable[..., TaskResult]], Any]:
     """Make a task of `fab` from a function of its flags, whose dataclass is the first parameter's type.
 
     A second parameter gets Invoke's context.
     """
 
-    def decorate(body: Callable[..., Answer]) -> Any:
+    def decorate(body: Callable[..., TaskResult]) -> Any:
         kind = flags_of(body)
         wants_context = len(inspect.signature(body).parameters) > 1
 
@@ -92,21 +92,21 @@ def filled(kind: type[Any], given: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
-    """Print the answer of `work`, or why there is none, and end with its exit code.
+def perform(work: Callable[[], TaskResult], *, as_json: bool = False) -> None:
+    """Print the result of `work`, or its error, and end with its exit code.
 
     With `as_json` standard output is one JSON value, also for a mistake: `{"error": [lines], "exit_code": code}`.
     """
     try:
-        answer = work()
-        if answer.lines and not as_json:
-            _print("\n".join(answer.lines))
-        if answer.problems:
-            _refuse(answer.problems, answer.code, as_json)
+        result = work()
+        if result.lines and not as_json:
+            _print("\n".join(result.lines))
+        if result.problems:
+            _refuse(result.problems, result.code, as_json)
         if as_json:
-            _print(json.dumps(answer.data, indent=1))
-        if answer.code:
-            raise Exit(code=answer.code)
+            _print(json.dumps(result.data, indent=1))
+        if result.code:
+            raise Exit(code=result.code)
     except UserError as error:
         _refuse(error.problems, error.exit_code, as_json)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lustrain.flags import flag
 from lustrain.problem import DIFFERS, DONE, FAILED, UserError, problem
-from lustrain.task import Answer
+from lustrain.task import TaskResult
 from node_setup import report
 from node_setup.fleet.flags import Flags, Hosts, node_task
 from node_setup.fleet.pool import Outcome
@@ -17,7 +17,7 @@ from node_setup.request import Tuning, wanted
 
 
 @node_task("node-facts")
-def node_facts(flags: Flags, context: Any, hosts: Hosts) -> Answer:
+def node_facts(flags: Flags, context: Any, hosts: Hosts) -> TaskResult:
     """Ask every node what it is: hardware, kernel, mounts, services, notices. Exit code: 1 a node failed, 3 not reached."""
     run = prepare(context, flags, Tuning(), hosts)
     outcomes = run.ask("facts")
@@ -40,7 +40,7 @@ class Tune(Flags):
 
 
 @node_task("node-tune")
-def node_tune(flags: Tune, context: Any, hosts: Hosts) -> Answer:
+def node_tune(flags: Tune, context: Any, hosts: Hosts) -> TaskResult:
     """Bring every node to its wanted state. Exit code: 0 in sync, 4 differs (--check), 1 a node failed, 3 not reached."""
     check = flags.check or bool(context.config.run.dry)
     more = {"force": flags.force, "allow_reboot": flags.allow_reboot}
@@ -64,7 +64,7 @@ class Verify(Flags):
 
 
 @node_task("node-verify")
-def node_verify(flags: Verify, context: Any, hosts: Hosts) -> Answer:
+def node_verify(flags: Verify, context: Any, hosts: Hosts) -> TaskResult:
     """Tell which nodes are fit to train, and which are unlike the others. Exit code: 4 not ready, 1 failed, 3 not reached."""
     from node_setup import verify_report
     from node_setup.agent.verify import TIERS
@@ -97,7 +97,7 @@ class Reboot(Flags):
 
 
 @node_task("node-reboot")
-def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> Answer:
+def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> TaskResult:
     """Reboot nodes that run no job, and wait for them. Exit code: 1 refused, failed or not back in time, 3 not reached."""
     from node_setup import reboot
 
@@ -114,12 +114,12 @@ def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> Answer:
 
 def _answer(
     run: FleetRun, name: str, outcomes: Sequence[Outcome], lines: Sequence[str], least: int = DONE, **more: Any
-) -> Answer:
+) -> TaskResult:
     run.close()
     code = report.exit_code(outcomes, least)
     cluster = run.inventory.cluster
     extra = {"cluster": cluster.name if cluster else None, "notes": list(run.notes), **more}
-    return Answer([*run.notes, *lines], report.as_json(name, outcomes, code, **extra), code)
+    return TaskResult([*run.notes, *lines], report.as_json(name, outcomes, code, **extra), code)
 
 
 TASKS = (node_facts, node_tune, node_verify, node_reboot)

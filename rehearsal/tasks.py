@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lustrain.flags import flag, number
 from lustrain.problem import FAILED
-from lustrain.task import Answer, task
+from lustrain.task import TaskResult, task
 
 REPORT = Path(__file__).with_name("report.md")
 FEWEST_STEPS = 48
@@ -24,7 +24,7 @@ class RehearseFlags:
 
 
 @task("rehearse")
-def rehearse(flags: RehearseFlags) -> Answer:
+def rehearse(flags: RehearseFlags) -> TaskResult:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
     from rehearsal.journey import as_dict, run_journey
     from rehearsal.report import markdown, show
@@ -41,7 +41,7 @@ def rehearse(flags: RehearseFlags) -> Answer:
     print(f"report: {REPORT}")
     broken = not all(promise.kept for promise in journey.promises)
     lines = ["a promise was broken, see rehearsal/report.md"] if broken else []
-    return Answer(lines, as_dict(journey), FAILED if broken else 0)
+    return TaskResult(lines, as_dict(journey), FAILED if broken else 0)
 
 
 TASKS = (rehearse,)

@@ -12,7 +12,7 @@ from invoke.tasks import task
 
 from lustrain.flags import flag, number
 from lustrain.problem import UserError, problem
-from lustrain.task import Answer, declared, filled, flags_of, perform
+from lustrain.task import TaskResult, declared, filled, flags_of, perform
 from node_setup.fleet.hosts import Route
 from node_setup.fleet.inventory import Source
 
@@ -85,10 +85,10 @@ Hosts = tuple[Connection, ...]
 """The connections of Fabric's own -H, none of them open."""
 
 
-def node_task(name: str) -> Callable[[Callable[..., Answer]], Any]:
+def node_task(name: str) -> Callable[[Callable[..., TaskResult]], Any]:
     """Declare a task of `fab` from a function of its flags, Invoke's context and `Hosts`."""
 
-    def decorate(body: Callable[..., Answer]) -> Any:
+    def decorate(body: Callable[..., TaskResult]) -> Any:
         kind = flags_of(body)
         gathered: list[tuple[Connection, Mapping[str, Any]]] = []
 

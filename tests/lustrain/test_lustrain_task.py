@@ -10,7 +10,7 @@ import pytest
 from invoke.exceptions import Exit
 
 from lustrain.problem import DIFFERS, FAILED, UNREACHABLE, UserError
-from lustrain.task import Answer, perform
+from lustrain.task import TaskResult, perform
 
 
 def raising(error: BaseException) -> Callable[[], NoReturn]:
@@ -23,9 +23,9 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
 @pytest.mark.parametrize(
     ("work", "out", "data", "message", "code"),
     [
-        (lambda: Answer(["a", "b"], {"n": 1}), "a\nb\n", {"n": 1}, None, 0),
-        (lambda: Answer(["a"], [1], DIFFERS), "a\n", [1], None, DIFFERS),
-        (lambda: Answer(["a"], [1], FAILED, ["bad", "worse"]), "a\n", None, "bad\nworse", FAILED),
+        (lambda: TaskResult(["a", "b"], {"n": 1}), "a\nb\n", {"n": 1}, None, 0),
+        (lambda: TaskResult(["a"], [1], DIFFERS), "a\n", [1], None, DIFFERS),
+        (lambda: TaskResult(["a"], [1], FAILED, ["bad", "worse"]), "a\n", None, "bad\nworse", FAILED),
         (raising(UserError(["one", "two", "three"], UNREACHABLE)), "", None, "one\ntwo\nthree", UNREACHABLE),
         (raising(FileNotFoundError(2, "No such file", "/nowhere")), "", None, "/nowhere: No such file", FAILED),
         (raising(OSError(28, "No space left on device")), "", None, "this machine: No space left on device", FAILED),
@@ -34,7 +34,7 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_task_ends_with_its_answer_or_with_all_its_problems(
-    work: Callable[[], Answer],
+    work: Callable[[], TaskResult],
     out: str,
     data: object,
     message: str | None,
