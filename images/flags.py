@@ -53,7 +53,7 @@ class ImageFlags:
 class BuildFlags(ImageFlags):
     """How the image is built."""
 
-    platform: str = flag("linux/amd64", "linux/amd64 or linux/arm64 (linux/amd64)")
+    platform: str = flag("linux/amd64", "linux/amd64 (linux/amd64; the locks have no other platform yet)")
     push: bool = flag(False, "push it as well, and write image.json")
     cache_from: tuple[str, ...] = flag(
         (), "registry/name:tag with layers of earlier builds, for a builder that has none; may be given again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +19,13 @@ from trainer.config import Config, parse_time, to_toml
 from trainer.launch.journal import CONFIG, STOP
 
 MAX_NODES = 10_000
+MAX_RANKS = 1024
+"""Of one node."""
 LEAVE = timedelta(minutes=30)
 """EC2 ends the instances of a capacity block so long before its end:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
+SIZE_FLAGS = ("--nodes", "--spare", "--nproc", "--group", "--partition")
+"""Without these no number of ranks is known to divide the batch."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
@@ -117,8 +122,8 @@ def resolve_request(
     problems: list[Problem] = []
     name = _backend_name(flags, cluster, backends, problems)
     backend = backends.get(name)
-    for other, its in backends.items():
-        for flag in its.own_flags if backend and other != name else ():
+    for other, its in backends.items() if backend else ():
+        for flag in sorted(set(its.own_flags) - set(backend.own_flags if backend else ())):
             if getattr(flags, flag) is not None:
                 problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {other}"))
     min_nodes, max_nodes = _nodes(flags, problems)
@@ -127,11 +132,13 @@ def resolve_request(
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
     target = Target(_run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
     if backend is None:
+        if flags.nproc is not None:
+            _number("--nproc", flags.nproc, 1, MAX_RANKS, problems)
         raise UserError(problems)
     ranks = _ranks(flags, backend, target, problems)
     options = backend.options(flags, target, problems)
     policy, problem_of_batch = _policy(flags, config, backend, (min_nodes, max_nodes), ranks)
-    if problem_of_batch and not problems:
+    if problem_of_batch and not any(line.path in SIZE_FLAGS for line in problems):
         problems.append(problem_of_batch)
     if problems:
         raise UserError(problems)
@@ -157,7 +164,7 @@ def uri_of(run: str, cluster: Cluster | None, folder: Path) -> str:
     """Return the run that a user names by its place, or by its name under the Cluster's runs_uri."""
     if cluster and re.fullmatch(_NAME, run):
         return f"{cluster.runs_uri.rstrip('/')}/{run}"
-    return run.rstrip("/") if "://" in run else str(folder / Path(run).expanduser())
+    return run.rstrip("/") if "://" in run else os.path.normpath(folder / Path(run).expanduser())
 
 
 def _backend_name(
@@ -224,7 +231,7 @@ def _group(flags: TrainFlags, cluster: Cluster, problems: list[Problem]) -> Node
 def _ranks(flags: TrainFlags, backend: RequestBackend, target: Target, problems: list[Problem]) -> int:
     """Return how many ranks a node has: those of --nproc, else one for each GPU, without GPUs one."""
     if flags.nproc is not None:
-        return int(_number("--nproc", flags.nproc, 1, 1024, problems)) or 1
+        return int(_number("--nproc", flags.nproc, 1, MAX_RANKS, problems)) or 1
     return backend.default_ranks(target, problems) or 1
 
 

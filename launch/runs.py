@@ -26,6 +26,7 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
     store = open_store(request.run, name="run.uri")
     taken = _exists(store, REQUEST)
     if resume and taken:
+        _refuse_other_address(store, request)
         _refuse_beside_another(store, request)
     if taken and not resume:
         fix = "choose another --name or run.uri; or go on with this run: --resume"
@@ -53,6 +54,13 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
         store.put(key, text.encode())
     store.delete(STOP)
     return store
+
+
+def _refuse_other_address(store: ObjectStore, request: RunRequest) -> None:
+    """Refuse a run that was registered under another address, as through a link: a scheduler's jobs go by the first one."""
+    first = (read_record(store, REQUEST) or {}).get("run", request.run)
+    if first != request.run:
+        raise UserError(problem("run.uri", request.run, f"is the run {first}", fix=f"go on with it under {first}"))
 
 
 def _refuse_beside_another(store: ObjectStore, request: RunRequest) -> None:

@@ -44,7 +44,7 @@ def read(store: ObjectStore) -> dict[str, Any]:
     age = time.time() - journal.unix(last["time"]) if last else None
     return {
         "run": store.uri,
-        "on": request and request["on"],
+        "on": request and request.get("on"),
         "state": _state(attempts, journal.stopped(store), age) if attempts else _by_events(store, age),
         "step": last.get("step"),
         "loss": last.get("loss"),

@@ -64,7 +64,7 @@ def status(flags: StatusFlags) -> TaskResult:
     backend = backends.load(str(state["on"]))
     if backend is not None and state["state"] not in reading.ENDED:
         try:
-            state = reading.with_held_job(state, backend.held_job(store.uri))
+            state = reading.with_held_job(state, backend.held_job(_registered_uri(store)))
         except UserError as error:
             print(f"lustrain: {error}", file=sys.stderr, flush=True)
     return TaskResult(reading.lines(state), state)
@@ -94,12 +94,27 @@ def stop(flags: StopFlags) -> TaskResult:
     if own_uri and own_uri != f"{request.get('run')}/{STOP}":
         folder, _, name = own_uri.rpartition("/")
         open_store(folder, name="interrupt.stop_uri").put(name, body)
-    backend = backends.load(str(request.get("on")))
-    if flags.now and backend is not None:
-        jobs = runs.read_record(store, runs.SUBMITTED) or {}
-        backend.cancel(store.uri, jobs.get(str(request.get("on"))))
-    lines = [f"{store.uri}: stop requested: the run will save and exit", f"next: fab status {store.uri}"]
-    return TaskResult(lines, {"run": store.uri, "now": flags.now})
+    lines = [f"{store.uri}: stop requested: the run will save and exit"]
+    cancelled: list[str] = []
+    if flags.now:
+        name = str(request.get("on"))
+        backend = backends.load(name)
+        if backend is None:
+            lines.append(f"nothing is cancelled: there is no backend {name} here")
+        else:
+            jobs = runs.read_record(store, runs.SUBMITTED) or {}
+            cancelled = backend.cancel(_registered_uri(store), jobs.get(name))
+            lines.append(f"cancelled: {', '.join(cancelled)}" if cancelled else "nothing is cancelled: it has no job")
+    lines.append(f"next: fab status {store.uri}")
+    return TaskResult(lines, {"run": store.uri, "now": flags.now, "cancelled": cancelled})
+
+
+def _registered_uri(store: ObjectStore) -> str:
+    """Return the address under which the run was registered: jobs of a scheduler go by it, and a link may lead here too."""
+    from launch import runs
+    from trainer.launch.journal import REQUEST
+
+    return str((runs.read_record(store, REQUEST) or {}).get("run") or store.uri)
 
 
 def _open(flags: StatusFlags | ReportFlags | StopFlags) -> ObjectStore:

@@ -20,6 +20,8 @@ DIFFERS = 4
 """The actual state is not the wanted one."""
 
 LONGEST_VALUE = 120
+_CREDENTIALS = re.compile(r"://\S*@")
+"""User and password in an address, which no message may hold."""
 
 
 def plain(text: str) -> str:
@@ -76,6 +78,7 @@ def _shown(value: object) -> str:
     except (RecursionError, ValueError):
         # Python prints no whole number of more than 4,300 digits.
         return f"a value of type {type(value).__name__}, too large to show"
+    shown = _CREDENTIALS.sub("://…@", shown)
     return shown if len(shown) <= LONGEST_VALUE else shown[:LONGEST_VALUE] + "…"
 
 

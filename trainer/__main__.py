@@ -61,7 +61,7 @@ def _print_error(error: UserError) -> int:
     return error.exit_code
 
 
-def leave_word_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def report_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Python's own traceback, and its last line for the launcher."""
     report_error(f"{kind.__name__}: {error}".partition("\n")[0])
     sys.__excepthook__(kind, error, trace)
@@ -108,7 +108,7 @@ if __name__ == "__main__":
             sys.exit(EXIT_FAILURE)
     except UserError as mistake:
         sys.exit(_print_error(mistake))
-    sys.excepthook = leave_word_of
+    sys.excepthook = report_uncaught
     hold_notices(sys.argv[1:])
     ended = main()
     if sys.argv[1:2] == ["train"]:

@@ -73,6 +73,13 @@ make_scratch() {
   say "/scratch is on ${disk#"$root"}"
 }
 
+are_copied() {
+  local file
+  while IFS= read -r -d '' file; do
+    cmp -s "$1/$file" "$root/$file" || return 1
+  done < <(cd "$1" && find . -type f -print0)
+}
+
 # The bundle's folder `root` holds files for every node: those of the company's proxy. A service that runs already is restarted
 # where they are new; at a later boot they are there before it starts.
 copy_files() {
@@ -80,7 +87,7 @@ copy_files() {
   if [[ ! -d "$files" ]]; then
     return
   fi
-  if ! cmp -s "$files/$variables" "$root/$variables"; then
+  if ! are_copied "$files"; then
     cp -R "$files/." "$root/"
     systemctl daemon-reload
     for path in "$files"/etc/systemd/system/*.service.d; do

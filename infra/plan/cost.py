@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC
 
 from infra.catalog.fsx import automatic_iops
-from infra.catalog.instances import instance
 from infra.catalog.kubernetes import VERSIONS
 from infra.catalog.prices import HOURS_A_MONTH, Price, price
 from infra.config import CapacityMode, ClusterSpec, Group
@@ -155,7 +154,7 @@ def _part(
 
 def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
     """Yield a group's machines and their disks."""
-    facts, capacity = instance(group.ec2_type), group.capacity
+    facts, capacity = spec.type_of(group), group.capacity
     accelerated = facts is None or bool(facts.accelerators)
     what = f"{group.count} x {group.hyperpod_type if spec.hyperpod else group.ec2_type}"
     if capacity.mode in BOUGHT and not capacity.create:

@@ -88,9 +88,13 @@ def _as_deployed(spec: Any) -> Any:
     return {**spec, "eks": {**BEFORE, **eks}} if isinstance(eks, Mapping) else spec
 
 
+NO_REGION = "the stack names no aws:region: these are the prices of us-east-1"
+
+
 def costs(stack: stackfile.Stack) -> Cost:
     """Return what a stack costs; one without a region at the prices of us-east-1."""
-    return cost(Context.of_region(stack.spec, stack.region, now()).plan)
+    total = cost(Context.of_region(stack.spec, stack.region, now()).plan)
+    return total if stack.region else replace(total, remarks=(*total.remarks, NO_REGION))
 
 
 def policies(stack: str, account: str) -> list[Any]:

@@ -74,8 +74,8 @@ class Backend(RequestBackend, Protocol):
         """Return the run's job that a person has to release, if there is one."""
         ...
 
-    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
-        """Take the run's jobs from the scheduler; `job` is the submission's."""
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
+        """Take the run's jobs from the scheduler and return them; `job` is the submission's."""
         ...
 
 

@@ -148,14 +148,13 @@ class KubernetesBackend:
         return Submission(lines, data, job=job)
 
     def describe(self, job: Mapping[str, Any]) -> str:
-        return f"job {job['job']} in namespace {job['namespace']} of Kubernetes"
+        return f"job {job.get('job')} in namespace {job.get('namespace')} of Kubernetes"
 
     def held_job(self, run: str) -> HeldJob | None:
         return None
 
-    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
-        if job is not None:
-            withdraw(run, job)
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
+        return [self.describe(job)] if job is not None and withdraw(run, job) else []
 
 
 def objects(request: RunRequest, environ: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -314,15 +313,17 @@ def delete(name: str, namespace: str, context: str | None) -> None:
     _kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found", "--cascade=foreground")
 
 
-def withdraw(run: str, where: Mapping[str, Any]) -> None:
-    """Delete the Job that was made for this run, where it is still this run's. UserError."""
+def withdraw(run: str, where: Mapping[str, Any]) -> bool:
+    """Delete the Job that was made for this run, where it is still this run's; whether it was. UserError."""
     job, namespace, context = where.get("job"), where.get("namespace"), where.get("context")
     words = [word for word in (job, namespace) if isinstance(word, str) and re.fullmatch(JOB_NAME, word)]
     if len(words) != 2 or not (context is None or re.fullmatch(r"[^\s-]\S*", str(context))):
         raise UserError(problem("RUN", run, "the record of its Job is not one that fab train wrote"))
     printed = _kubectl(words[1], context, "get", "job", words[0], "--ignore-not-found", "--output=json")
-    if printed.strip() and json.loads(printed)["metadata"].get("annotations", {}).get(RUN) == run:
+    ours = bool(printed.strip()) and json.loads(printed)["metadata"].get("annotations", {}).get(RUN) == run
+    if ours:
         delete(words[0], words[1], context)
+    return ours
 
 
 def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:

@@ -72,8 +72,9 @@ class LocalBackend:
     def held_job(self, run: str) -> HeldJob | None:
         return None
 
-    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         """Nothing to cancel: its process ends once the ranks have saved."""
+        return []
 
 
 class RunJournal:

@@ -134,7 +134,7 @@ class SlurmBackend:
         return Submission(lines, data, job={"job": number, "log": log})
 
     def describe(self, job: Mapping[str, Any]) -> str:
-        return f"job {job['job']} of Slurm"
+        return f"job {job.get('job')} of Slurm"
 
     def held_job(self, run: str) -> HeldJob | None:
         if shutil.which("squeue") is None:
@@ -142,9 +142,11 @@ class SlurmBackend:
         held = next((job for job in jobs(run, run.rpartition("/")[2]) if job.held), None)
         return HeldJob(str(held.number), held.held, held.release) if held else None
 
-    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
-        for waiting in jobs(run, run.rpartition("/")[2]):
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
+        queued = jobs(run, run.rpartition("/")[2])
+        for waiting in queued:
             cancel(waiting.number)
+        return [f"job {waiting.number} of Slurm" for waiting in queued]
 
 
 def log_file(request: RunRequest, folder: Path) -> str:

@@ -186,6 +186,10 @@ def test_the_proxy_reaches_the_agent_and_services_and_a_later_boot_restarts_noth
     node.asked.write_text("", encoding="utf-8")
     assert node.boot(entry).returncode == 0
     assert "restart" not in node.asked.read_text(encoding="utf-8")
+    changed = "etc/apt/apt.conf.d/90lustrain-proxy"
+    (node.bundle / "root" / changed).write_text("# of a later version\n", encoding="utf-8")
+    assert node.boot(entry).returncode == 0
+    assert (node.root / changed).read_text(encoding="utf-8") == "# of a later version\n"
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

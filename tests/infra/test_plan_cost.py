@@ -16,8 +16,9 @@ from infra.catalog.prices import ANYWHERE, HOME, PRICES, price, prices
 from infra.plan.cost import Cost, Part, cost
 from infra.plan.stack import Plan
 from tests.infra.edits import STACKS, place, spec_of
-from tests.infra.mistakes import BLOCK, BOUGHT, EKS, RESERVED, SLURM, SPOT, THERE
+from tests.infra.mistakes import BLOCK, BOUGHT, EKS, P9, RESERVED, SLURM, SPOT, THERE
 
+BARE = {key: value for key, value in P9.items() if key != "accelerators"}
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 DISKS_EC2 = 500 * 0.08 + 3_000 * 0.005 + 375 * 0.04
 """500 GiB of gp3 with 6,000 IOPS and 500 MB/s: 3,000 and 125 are free."""
@@ -85,6 +86,7 @@ def test_each_part_costs_what_its_plan_says(stack: str, edits: dict[str, Any], n
         (SLURM, {}, "controller", True, 1),
         (SLURM, {}, "controller disks", True, 1),
         (EKS, {"groups.0.capacity": {"mode": "spot"}}, "system", True, 0.1),
+        (SPOT, {"groups.0.instance_type": "p9.48xlarge", "instance_types": {"p9.48xlarge": BARE}}, "train", True, 0.1),
     ],
 )
 def test_machines_without_accelerators_and_made_reservations_are_always_on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +29,6 @@ class PrinterBackend:
     uses_groups = True
     scheduler_can_replace_nodes = False
     refusal: int | None = None
-    cancelled: tuple[str, Any] | None = None
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend == "ec2"
@@ -58,8 +58,8 @@ class PrinterBackend:
     def held_job(self, run: str) -> HeldJob | None:
         return HeldJob("7", "paper jam", "pull")
 
-    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
-        self.cancelled = (run, job)
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
+        return ["page 7"] if job else []
 
 
 BACKEND = PrinterBackend()
@@ -76,6 +76,11 @@ def request_to_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequ
 def test_its_cluster_and_flags_make_a_request(request_to_print: RunRequest) -> None:
     assert (request_to_print.backend, request_to_print.options) == ("printer", "paper")
     assert request_to_print.policy.ranks_per_node == 8
+
+
+def test_flag_that_two_backends_have_is_valid_with_both(request_to_print: RunRequest, tmp_path: Path) -> None:
+    flags = TrainFlags("config.toml", on="printer", nproc="1", queue="A4")
+    assert resolve(flags, config(tmp_path, global_batch=64), None, tmp_path).options == "A4"
 
 
 def test_dry_run_shows_its_files_and_command_and_writes_nothing(request_to_print: RunRequest, tmp_path: Path) -> None:
@@ -102,6 +107,25 @@ def test_refused_run_is_unregistered_unless_the_job_may_exist(
     with pytest.raises(UserError):
         submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
     assert (Path(request_to_print.run) / REQUEST).exists() is registered
+
+
+def test_refused_resume_leaves_the_run_registered(
+    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    monkeypatch.setattr(BACKEND, "refusal", 2)
+    with pytest.raises(UserError):
+        submit(request_to_print, BACKEND, tmp_path, {}, resume=True)
+    assert (Path(request_to_print.run) / REQUEST).exists()
+
+
+def test_resume_through_a_link_is_refused(request_to_print: RunRequest, tmp_path: Path) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    (tmp_path / "link").symlink_to(request_to_print.run)
+    linked = replace(request_to_print, run=f"{tmp_path}/link")
+    with pytest.raises(UserError) as error:
+        submit(linked, BACKEND, tmp_path, {}, resume=True)
+    assert error.value.problems[0].path == "run.uri"
 
 
 def test_run_of_an_unknown_backend_can_still_be_read(request_to_print: RunRequest, tmp_path: Path) -> None:

@@ -180,9 +180,12 @@ def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str
 
 
 def recorded(folder: Path) -> None:
-    """A run that Slurm was asked for."""
+    """A run that was submitted to Slurm, with a stop object of its own."""
     (folder / "first" / "launch").mkdir(parents=True)
-    (folder / "first" / REQUEST).write_text(json.dumps({"version": 1, "on": "slurm", "run": f"{folder}/first"}))
+    record = {"version": 1, "on": "slurm", "run": f"{folder}/first", "stop_uri": f"{folder}/stops/first"}
+    (folder / "first" / REQUEST).write_text(json.dumps(record))
+    (folder / "stops").mkdir()
+    (folder / "link").symlink_to(folder / "first")
     (folder / "bin").mkdir()
 
 
@@ -202,9 +205,11 @@ def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
     recorded(tmp_path)
     plant(tmp_path / "bin", "squeue", squeue)
     plant(tmp_path / "bin", "scancel", f"echo $1 > {tmp_path}/cancelled")
-    done = fab(tmp_path, "stop", "first", "--now", SQUEUE_STATES="RUNNING")
+    done = fab(tmp_path, "stop", "link", "--now", SQUEUE_STATES="RUNNING")
     assert done.returncode == code, done.stderr
     assert (tmp_path / "first" / STOP).exists()
+    assert (tmp_path / "stops" / "first").exists()
+    assert ("cancelled: job 7 of Slurm" in done.stdout) is cancelled
     assert (tmp_path / "cancelled").exists() is cancelled
 
 
@@ -214,7 +219,7 @@ def test_held_job_is_named_with_what_releases_it(tmp_path: Path) -> None:
     plant(tmp_path / "bin", "squeue", 'echo "7|PENDING|launch failed requeued held|$PWD/first"')
     plant(tmp_path / "bin", "sbatch", "exit 0")
     (tmp_path / "config.toml").write_text(config("first"))
-    said = fab(tmp_path, "status", "first")
+    said = fab(tmp_path, "status", "link")
     assert said.returncode == 0, said.stderr
     assert "held by Slurm: a person has to release its job" in said.stdout
     assert "job 7 is held (launch failed requeued held); fix: scontrol release 7, as" in said.stdout

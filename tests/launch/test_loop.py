@@ -23,12 +23,15 @@ class World:
     now: float = 0.0
     launcher_id: str = "the test"
     alive: int = 0
+    reads: int = 0
     attempts: list[Launch] = field(default_factory=list)
     idle: tuple[str, ...] = ()
     """Nodes that the last attempt left idle."""
     said: list[str] = field(default_factory=list)
 
     def read(self) -> tuple[list[Launch], str]:
+        self.reads += 1
+        assert self.reads < 10_000, "the loop does not end"
         if self.now < self.silent_until:
             raise TemporarilyUnavailable("the store is away")
         return [one for one in self.attempts if one.ended], ""
@@ -167,3 +170,15 @@ def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> 
     world = Forgetful([85, 0])
     assert world.supervise(TWO) == Stop(0, "all steps are done")
     assert world.said == ["the end of attempt 1 is not recorded: the store is away"]
+
+
+def test_node_that_this_allocation_lost_is_left_out_of_the_next_launch() -> None:
+    class Losing(World):
+        def finish(self, number: int, code: int) -> None:
+            super().finish(number, code)
+            lost = ("n2",) if code == 75 else ()
+            self.attempts[number - 1] = replace(self.attempts[number - 1], blamed=lost, launcher_id=self.launcher_id)
+
+    world = Losing([75, 0], nodes=[["n1", "n2", "n3"]])
+    world.supervise(replace(TWO, scheduler_can_replace_nodes=True))
+    assert [launch.nodes for launch in world.attempts] == [("n1", "n2"), ("n1", "n3")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,3 +49,10 @@ def test_a_user_error_is_a_usage_error_unless_it_says_otherwise() -> None:
 def test_only_near_names_are_suggested() -> None:
     assert did_you_mean("budegt", ["budget", "bucket", "name"]) == "did you mean budget?"
     assert did_you_mean("zzz", ["budget"]) == ""
+
+
+@pytest.mark.parametrize("value", ["http://user:hun/ter2@proxy:3128", "socks5://user:secret@proxy", "x http://u:p@h y"])
+def test_credentials_in_an_address_are_not_shown(value: str) -> None:
+    line = problem("network.proxy.http", value, "is wrong")
+    assert "://…@" in line
+    assert not any(word in line for word in ("hun", "ter2", "secret", ":p@"))
