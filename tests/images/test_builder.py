@@ -111,7 +111,7 @@ class Noting(Bake):
         self.outcomes = list(outcomes)
         self.asked: list[tuple[str, Output, bool]] = []
 
-    def check(self, plan: Plan, output: Output) -> None:
+    def check(self, plan: Plan) -> None:
         if plan.attestations:
             raise UserError("no; fix: do not")
 
