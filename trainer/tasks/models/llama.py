@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lustrain.problem import problem
+from trainer.tasks.models.init import fill_normal
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,8 @@ class Llama(nn.Module):
         return F.cross_entropy(self.logits(x).float(), targets, reduction="sum")
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
-        """Fill weights and tables; layers that write into the residual stream start smaller by 1/sqrt(2 x layers).
+    def initialise(self, seed: int) -> None:
+        """Fill weights from the seed alone, and tables; what writes the residual stream starts smaller by 1/sqrt(2 x layers).
 
         Source: GPT-2 section 2.3 (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
         """
@@ -226,7 +227,7 @@ class Llama(nn.Module):
                 parameter.fill_(1.0)
                 continue
             writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
-            parameter.normal_(std=residual_std if writes_residual else INIT_STD, generator=generator)
+            fill_normal(name, parameter, std=residual_std if writes_residual else INIT_STD, seed=seed)
         cos, sin = rope_tables(self.shape.head_dim, self.length, self.shape.rope_theta)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
@@ -237,7 +238,7 @@ def build(shape: LlamaShape, *, length: int, seed: int, loss_chunk: int = 0) -> 
     with torch.device("meta"):
         model = Llama(shape, length=length, loss_chunk=loss_chunk)
     model.to_empty(device="cpu")
-    model.initialise(torch.Generator().manual_seed(seed))
+    model.initialise(seed)
     return model
 
 

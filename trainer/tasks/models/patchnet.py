@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.tasks.models.init import fill_normal
+
 
 @dataclass(frozen=True)
 class PatchNetShape:
@@ -66,12 +68,12 @@ class PatchNet(nn.Module):
         return logits
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
-        """Weights with variance 1 / fan-in (LeCun 1998), biases 0, gains 1."""
+    def initialise(self, seed: int) -> None:
+        """Fill weights, from the seed alone, with variance 1 / fan-in (LeCun 1998), biases 0, gains 1."""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 fan_in = math.prod(parameter.shape[1:])
-                parameter.normal_(std=fan_in**-0.5, generator=generator)
+                fill_normal(name, parameter, std=fan_in**-0.5, seed=seed)
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
 
@@ -81,7 +83,7 @@ def build(shape: PatchNetShape, *, seed: int) -> PatchNet:
     with torch.device("meta"):
         model = PatchNet(shape)
     model.to_empty(device="cpu")
-    model.initialise(torch.Generator().manual_seed(seed))
+    model.initialise(seed)
     return model
 
 
