@@ -115,5 +115,7 @@ class Heartbeat:
             f"{self._silent_s:g} s, and without it nothing can be saved; what is committed is intact; "
             "fix: start the job again: it goes on from the newest checkpoint"
         )
-        print(line, file=sys.stderr, flush=True)
+        # In one write: print() writes the line's end by itself, and ranks of a node share the terminal.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
         self._leave(EXIT_PEERS)
