@@ -82,6 +82,18 @@ def swap(store: ObjectStore, key: str) -> None:
     store.put(key, store.read(key.replace("20-00000002", "10-00000001").replace("00020.json", "00010.json"))[0])
 
 
+class Counting(LocalStore):
+    """Notes from where on data objects are read."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.offsets: list[int] = []
+
+    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
+        self.offsets.append(offset)
+        super().read_into(key, buffer, offset)
+
+
 class Unreachable(LocalStore):
     """Serves small objects, then says for every data object that the network is down."""
 

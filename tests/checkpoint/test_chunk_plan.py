@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.format.chunk_plan import TensorMeta, data_size, plan_chunks
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, only_here, plan_chunks, replicated
 from trainer.checkpoint.format.records import ALIGN, Entry
+from trainer.parallel.shards import chunk_of
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "bool": 1, "int64": 8, "float8_e4m3fn": 1}
 
@@ -25,13 +26,17 @@ def shapes(draw: st.DrawFn, prefix: str) -> list[TensorMeta]:
     return found
 
 
+def planned(shared: list[TensorMeta], own: list[TensorMeta], rank: int, world: int) -> tuple[Entry, ...]:
+    return plan_chunks([*(replicated(meta, rank, world) for meta in shared), *map(only_here, own)])
+
+
 def cells(entry: Entry) -> list[tuple[int, ...]]:
     return list(product(*(range(o, o + n) for o, n in zip(entry.offsets, entry.lengths, strict=True))))
 
 
 @given(shapes("shared."), st.integers(1, 9))
 def test_the_pieces_of_all_ranks_hold_each_element_of_each_tensor_once(shared: list[TensorMeta], world: int) -> None:
-    per_rank = [plan_chunks(shared, [], rank, world) for rank in range(world)]
+    per_rank = [planned(shared, [], rank, world) for rank in range(world)]
     for shape in shared:
         pieces = [entry for entries in per_rank for entry in entries if entry.name == shape.name]
         assert pieces, "even an empty tensor is recorded"
@@ -46,7 +51,7 @@ def test_no_rank_stores_more_than_a_row_beyond_its_even_share(shared: list[Tenso
     total = sum(shape.size for shape in shared)
     longest = max((row for shape in shared for row in [row_bytes(shape)]), default=0)
     for rank in range(world):
-        stored = sum(entry.size for entry in plan_chunks(shared, [], rank, world))
+        stored = sum(entry.size for entry in planned(shared, [], rank, world))
         assert abs(stored - total / world) <= longest + 1
 
 
@@ -61,8 +66,8 @@ def test_every_piece_is_one_aligned_run_of_bytes_and_none_overlap(
     shared: list[TensorMeta], own: list[TensorMeta], world: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, world - 1))
-    entries = plan_chunks(shared, own, rank, world)
-    assert plan_chunks(list(reversed(shared)), list(reversed(own)), rank, world) == entries
+    entries = planned(shared, own, rank, world)
+    assert planned(list(reversed(shared)), list(reversed(own)), rank, world) == entries
     end = 0
     for entry in entries:
         assert entry.start % ALIGN == 0
@@ -83,4 +88,48 @@ def contiguous(entry: Entry) -> bool:
 def test_a_name_that_stands_twice_is_refused() -> None:
     twice = TensorMeta("weight", "float32", (2,), 4)
     with pytest.raises(ValueError, match="weight"):
-        plan_chunks([twice], [twice], 0, 1)
+        planned([twice], [twice], 0, 1)
+
+
+Cuts = dict[str, tuple[int, ...]]
+"""Per tensor the dimension that each axis of the mesh cuts, -1 for none."""
+
+
+@st.composite
+def sharded(draw: st.DrawFn) -> tuple[tuple[int, int, int], list[TensorMeta], Cuts]:
+    """A mesh, and tensors with the axes that cut them: as FSDP, HSDP, tensor parallelism and their mixtures do."""
+    mesh = draw(st.tuples(*[st.integers(1, 3)] * 3))
+    metas = draw(shapes("model/"))
+    cuts = {meta.name: tuple(draw(st.integers(-1, len(meta.shape) - 1)) for _ in mesh) for meta in metas}
+    return mesh, metas, cuts
+
+
+def held_by(mesh: tuple[int, ...], place: tuple[int, ...], metas: list[TensorMeta], cuts: Cuts) -> list[HeldChunk]:
+    held = []
+    for meta in metas:
+        axes = list(zip("rst", mesh, place, cuts[meta.name], strict=True))
+        offsets, lengths = chunk_of(meta.shape, [(dim, size, at) for _, size, at, dim in axes if dim >= 0])
+        replica, replicas = 0, 1
+        for _, size, at, dim in axes:
+            if dim < 0:
+                replica, replicas = replica * size + at, replicas * size
+        whole_on = tuple(name for name, _, _, dim in axes if dim < 0)
+        held.append(HeldChunk(meta, offsets, lengths, whole_on, replica, replicas))
+    return held
+
+
+@given(sharded())
+def test_ranks_of_any_mesh_store_each_element_once(drawn: tuple[tuple[int, int, int], list[TensorMeta], Cuts]) -> None:
+    mesh, metas, cuts = drawn
+    places = list(product(*map(range, mesh)))
+    stored = [entry for place in places for entry in plan_chunks(held_by(mesh, place, metas, cuts))]
+    for meta in metas:
+        pieces = [entry for entry in stored if entry.name == meta.name]
+        assert pieces, "even an empty tensor is recorded"
+        assert sorted(cell for piece in pieces for cell in cells(piece)) == list(product(*map(range, meta.shape)))
+
+
+def test_replicated_chunks_lie_before_those_of_one_rank() -> None:
+    norm, weight = TensorMeta("norm", "float32", (8,), 4), TensorMeta("attention", "float32", (8, 8), 4)
+    held = held_by((1, 2, 2), (0, 1, 0), [weight, norm], {"attention": (-1, 0, 1), "norm": (-1, 0, -1)})
+    assert [entry.name for entry in plan_chunks(held)] == ["norm", "attention"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from itertools import count, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from lustrain.problem import UserError
 from tests.checkpoint.loading import (
     NEW,
     OLD,
+    Counting,
     Unreachable,
     empty,
     load_alone,
@@ -28,6 +32,7 @@ from tests.checkpoint.loading import (
 from tests.checkpoint.saving import Events, checkpointer, own_tensors, sample_tensors, save_one
 from tests.checkpoint.stores import FlippedOnce
 from tests.checkpoint.written import (
+    Boxed,
     assert_same,
     flip_bit,
     rewrite_manifest,
@@ -41,9 +46,12 @@ from tests.checkpoint.written import (
 from tests.trainer.ranks import run_threads
 from trainer.checkpoint.format.layout import attempt_name
 from trainer.checkpoint.format.records import BLOCK_BYTES, decode_manifest
-from trainer.checkpoint.load.latest import load_latest
+from trainer.checkpoint.load.assemble import Region, cut
+from trainer.checkpoint.load.latest import load_latest, read_checkpoint
+from trainer.checkpoint.load.parts import Places, ignore_event
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
+from trainer.parallel.shards import chunk_of
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 
@@ -76,6 +84,51 @@ def test_a_rank_gets_only_what_it_wants_and_each_its_own(store: LocalStore) -> N
     for rank, got in enumerate(loaded):
         assert got is not None
         assert_same(got.tensors, {**sample_state(2), f"own/{rank}/rng": own[rank]})
+
+
+@st.composite
+def stored_grids(draw: st.DrawFn) -> tuple[torch.Tensor, list[Boxed], Region]:
+    """A tensor, the chunks of a grid over it, and a region of it."""
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 5]), max_size=3)))
+    tensor = torch.arange(prod(shape), dtype=torch.float32).view(shape)
+    parts = [draw(st.integers(1, min(length, 3))) for length in shape]
+    chunks = []
+    for place in product(*map(range, parts)):
+        offsets, lengths = chunk_of(shape, list(zip(count(), parts, place, strict=False)))
+        if 0 not in lengths:
+            chunks.append((cut(tensor, Region(offsets, lengths)), shape, offsets))
+    starts = tuple(draw(st.integers(0, length)) for length in shape)
+    lengths = tuple(draw(st.integers(0, length - at)) for at, length in zip(starts, shape, strict=True))
+    return tensor, chunks, Region(starts, lengths)
+
+
+@given(stored_grids())
+def test_region_read_from_any_grid_is_what_the_whole_has_there(drawn: tuple[torch.Tensor, list[Boxed], Region]) -> None:
+    tensor, chunks, region = drawn
+    with tempfile.TemporaryDirectory() as folder:
+        store = LocalStore(folder)
+        manifest = write_checkpoint(store, NEW.step, [{"t": chunk} for chunk in chunks])
+        read = read_checkpoint(Places(store), manifest, want=lambda name: region, on_event=ignore_event, threads=1)
+    assert_same(read, {"t": cut(tensor, region)})
+
+
+@pytest.mark.slow
+def test_region_reads_the_blocks_of_its_rows_alone(store: LocalStore) -> None:
+    rows_of_a_block = BLOCK_BYTES // 4 // 1024
+    big = torch.arange(4 * rows_of_a_block * 1024, dtype=torch.float32).view(-1, 1024)
+    manifest = write_checkpoint(store, NEW.step, [{"big": whole(big)}])
+    region = Region((rows_of_a_block + 1, 7), (rows_of_a_block - 2, 9))
+    counting = Counting(str(store.root))
+    read = read_checkpoint(Places(counting), manifest, want=lambda name: region, on_event=ignore_event)
+    assert_same(read, {"big": cut(big, region)})
+    assert counting.offsets == [BLOCK_BYTES]
+
+
+def test_region_outside_its_tensor_is_refused(store: LocalStore) -> None:
+    manifest = write_checkpoint(store, NEW.step, [{"t": whole(torch.ones(2, 3))}])
+    for region in (Region((1, 0), (2, 3)), Region((0,), (2,))):
+        with pytest.raises(ValueError, match="t: "):
+            read_checkpoint(Places(store), manifest, want=lambda name, region=region: region, on_event=ignore_event)
 
 
 @pytest.mark.slow

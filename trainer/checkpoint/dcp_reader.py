@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,10 +30,9 @@ from trainer.checkpoint.format.chunks import Chunk, chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import Entry
 from trainer.checkpoint.lineage.history import choose, read_history
-from trainer.checkpoint.load.assemble import chunk_tensor, torch_dtype
+from trainer.checkpoint.load.assemble import Region, chunk_tensor, cut, rows_holding, torch_dtype
 from trainer.checkpoint.load.latest import READ_THREADS
 from trainer.checkpoint.load.parts import (
-    ITEM_BYTES,
     PartReader,
     Places,
     TierNotes,
@@ -101,17 +99,18 @@ class LustrainReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the planner's tensors, one part's needed blocks in memory at a time."""
-        wanted: dict[int, list[tuple[_Read, ReadItem]]] = {}
+        wanted: dict[int, list[tuple[tuple[Entry, Region], ReadItem]]] = {}
         for item in plan.items:
             chunk = self._chunk_of(item)
-            wanted.setdefault(chunk.part, []).append((_rows_read(chunk.entry, item), item))
+            region = Region(tuple(item.storage_offsets), tuple(item.lengths))
+            wanted.setdefault(chunk.part, []).append((rows_holding(chunk.entry, region), item))
         for part in sorted(wanted):
             reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(ignore_event))
-            ranges = [(read.rows.start, read.rows.start + read.rows.size) for read, _ in wanted[part]]
+            ranges = [(rows.start, rows.start + rows.size) for (rows, _), _ in wanted[part]]
             fetch_blocks([(reader, number) for number in blocks_covering(ranges)], READ_THREADS)
-            for read, item in wanted[part]:
+            for (rows, region), item in wanted[part]:
                 target = planner.resolve_tensor(item).detach()
-                target.copy_(read.cut(chunk_tensor(reader, read.rows)))
+                target.copy_(cut(chunk_tensor(reader, rows), region))
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
@@ -128,35 +127,6 @@ class LustrainReader(StorageReader):
             if chunk.entry.offsets == offset or not offset:
                 return chunk
         raise KeyError(f"{item.storage_index.fqn} has no chunk at {offset}")
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Which rows of a chunk to fetch, and what to cut from them along the other dimensions."""
-
-    rows: Entry
-    offsets: Sequence[int]
-    lengths: Sequence[int]
-
-    def cut(self, rows: torch.Tensor) -> torch.Tensor:
-        for dim in range(1, rows.dim()):
-            rows = rows.narrow(dim, self.offsets[dim], self.lengths[dim])
-        return rows
-
-
-def _rows_read(entry: Entry, item: ReadItem) -> _Read:
-    """Return the smallest run of whole rows of `entry` that holds what `item` needs."""
-    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
-    if not lengths:
-        return _Read(entry, offsets, lengths)
-    row_bytes = prod(entry.lengths[1:]) * ITEM_BYTES[entry.dtype]
-    rows = replace(
-        entry,
-        lengths=(lengths[0], *entry.lengths[1:]),
-        start=entry.start + offsets[0] * row_bytes,
-        size=lengths[0] * row_bytes,
-    )
-    return _Read(rows, offsets, lengths)
 
 
 def _described(chunks: Sequence[Chunk]) -> TensorStorageMetadata:

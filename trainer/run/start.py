@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from trainer import parallel
 from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease, committed, live_manifests
+from trainer.checkpoint.load.assemble import Wanted
 from trainer.checkpoint.load.latest import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.stored_config import StoredConfig
 from trainer.checkpoint.votes import VoteBox
@@ -32,9 +33,6 @@ from trainer.run.footprint import check_memory, ranks_here
 from trainer.step import precision, schedule
 from trainer.storage import ObjectMissingError, ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
 from trainer.tasks import Task
-
-Wanted = Callable[[str], bool]
-"""Which tensors, by name, a rank needs of a checkpoint."""
 
 
 @dataclass(frozen=True)

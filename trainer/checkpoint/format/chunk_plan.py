@@ -24,20 +24,54 @@ class TensorMeta:
         return prod(self.shape) * self.item_bytes
 
 
-def plan_chunks(
-    replicated: Sequence[TensorMeta], per_rank: Sequence[TensorMeta], rank: int, world_size: int
-) -> tuple[Entry, ...]:
+@dataclass(frozen=True)
+class HeldChunk:
+    """The chunk of a tensor that a rank has in memory: `lengths` elements from `offsets` on.
+
+    Ranks that differ in their place along `replica_axes` of the device mesh only hold the same chunk, and share out its rows;
+    `replica` counts them, of `replicas`.
+    """
+
+    tensor: TensorMeta
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    replica_axes: tuple[str, ...]
+    replica: int
+    replicas: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return prod(self.lengths) * self.tensor.item_bytes
+
+
+def replicated(tensor: TensorMeta, rank: int, world_size: int) -> HeldChunk:
+    """Return a whole tensor that every rank holds, as all are without sharding."""
+    return HeldChunk(tensor, (0,) * len(tensor.shape), tensor.shape, ("rank",), rank, world_size)
+
+
+def only_here(tensor: TensorMeta) -> HeldChunk:
+    """Return a whole tensor that no other rank holds."""
+    return HeldChunk(tensor, (0,) * len(tensor.shape), tensor.shape, (), 0, 1)
+
+
+def plan_chunks(held: Sequence[HeldChunk]) -> tuple[Entry, ...]:
     """Plan one rank's data object: its entries in the order of their offsets, each start a multiple of ALIGN.
 
-    `replicated` tensors are cut over the ranks by bytes, on boundaries of the first dimension that is longer than one:
-    together the ranks store each row once, and no rank is more than one row away from its even share. `per_rank` tensors
-    stay whole. Raises ValueError when a name occurs twice.
+    The ranks that hold the same chunks cut these by bytes, on boundaries of the first dimension that is longer than one:
+    together they store each row once, and none of them is more than one row away from its even share. What has the most
+    replicas comes first, so that small tensors, which sharding replicates, lie together in a reader's block. Raises ValueError
+    when a name occurs twice.
     """
-    names = [shape.name for shape in (*replicated, *per_rank)]
+    names = [chunk.tensor.name for chunk in held]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"tensor names must be unique: {', '.join(twice)}")
-    return tuple(_placed([*_cut_rows(replicated, rank, world_size), *map(_whole, _by_name(per_rank))]))
+    groups: dict[tuple[int, int, tuple[str, ...]], list[HeldChunk]] = {}
+    for chunk in sorted(held, key=lambda chunk: chunk.tensor.name):
+        # The axes tell groups apart that have as many replicas on other ranks: each has to be cut alike on all of its own.
+        groups.setdefault((-chunk.replicas, -len(chunk.replica_axes), chunk.replica_axes), []).append(chunk)
+    return tuple(_placed(entry for _, group in sorted(groups.items()) for entry in _cut_rows(group)))
 
 
 def data_size(entries: Sequence[Entry]) -> int:
@@ -45,43 +79,42 @@ def data_size(entries: Sequence[Entry]) -> int:
     return entries[-1].start + entries[-1].size if entries else 0
 
 
-def _cut_rows(replicated: Sequence[TensorMeta], rank: int, world_size: int) -> Iterator[Entry]:
-    total = sum(shape.size for shape in replicated)
-    begin, end = rank * total // world_size, (rank + 1) * total // world_size
+def _cut_rows(group: Sequence[HeldChunk]) -> Iterator[Entry]:
+    """Cut chunks that the same ranks hold, in name order; yield this rank's rows of each."""
+    replica, replicas = group[0].replica, group[0].replicas
+    total = sum(chunk.size for chunk in group)
+    begin, end = replica * total // replicas, (replica + 1) * total // replicas
     offset = 0
-    for shape in _by_name(replicated):
-        if shape.size:
-            first, last = _row_at(shape, begin - offset), _row_at(shape, end - offset)
+    for chunk in group:
+        if chunk.size:
+            first, last = _row_at(chunk, begin - offset), _row_at(chunk, end - offset)
             if first < last:
-                yield _rows(shape, first, last)
-        elif begin <= offset < end or (offset == total and rank == world_size - 1):
-            yield _whole(shape)
-        offset += shape.size
+                yield _rows(chunk, first, last)
+        elif not chunk.tensor.size and (begin <= offset < end or (offset == total and replica == replicas - 1)):
+            # A tensor without elements is stored too, so that a reader finds its name; a shard without elements is not.
+            yield _rows(chunk, 0, 0)
+        offset += chunk.size
 
 
-def _row_at(shape: TensorMeta, byte: int) -> int:
-    """Return the row boundary nearest to a byte of the tensor; both neighbours of a cut compute the same one."""
-    rows = shape.shape[_cut_dimension(shape)] if shape.shape else 1
-    row_bytes = shape.size // rows
+def _row_at(chunk: HeldChunk, byte: int) -> int:
+    """Return the row boundary nearest to a byte of the chunk; both neighbours of a cut compute the same one."""
+    rows = chunk.lengths[_cut_dimension(chunk)] if chunk.lengths else 1
+    row_bytes = chunk.size // rows
     return min(max((2 * byte + row_bytes) // (2 * row_bytes), 0), rows)
 
 
-def _cut_dimension(shape: TensorMeta) -> int:
+def _cut_dimension(chunk: HeldChunk) -> int:
     """Return the first dimension longer than 1, else 0: leading dimensions of length 1 do not break up the bytes."""
-    return next((at for at, length in enumerate(shape.shape) if length > 1), 0)
+    return next((at for at, length in enumerate(chunk.lengths) if length > 1), 0)
 
 
-def _rows(shape: TensorMeta, first: int, last: int) -> Entry:
-    if not shape.shape:
-        return _whole(shape)
-    at = _cut_dimension(shape)
-    offsets = tuple(first if dim == at else 0 for dim in range(len(shape.shape)))
-    lengths = (*shape.shape[:at], last - first, *shape.shape[at + 1 :])
-    return Entry(shape.name, shape.dtype, shape.shape, offsets, lengths, 0, prod(lengths) * shape.item_bytes)
-
-
-def _whole(shape: TensorMeta) -> Entry:
-    return Entry(shape.name, shape.dtype, shape.shape, (0,) * len(shape.shape), shape.shape, 0, shape.size)
+def _rows(chunk: HeldChunk, first: int, last: int) -> Entry:
+    offsets, lengths = list(chunk.offsets), list(chunk.lengths)
+    if chunk.size and lengths:
+        at = _cut_dimension(chunk)
+        offsets[at], lengths[at] = offsets[at] + first, last - first
+    meta = chunk.tensor
+    return Entry(meta.name, meta.dtype, meta.shape, tuple(offsets), tuple(lengths), 0, prod(lengths) * meta.item_bytes)
 
 
 def _placed(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -89,7 +122,3 @@ def _placed(entries: Iterable[Entry]) -> Iterator[Entry]:
     for entry in entries:
         yield Entry(entry.name, entry.dtype, entry.shape, entry.offsets, entry.lengths, start, entry.size)
         start += -(-entry.size // ALIGN) * ALIGN
-
-
-def _by_name(shapes: Sequence[TensorMeta]) -> list[TensorMeta]:
-    return sorted(shapes, key=lambda shape: shape.name)

@@ -1,9 +1,10 @@
-"""Tensors out of verified bytes, with as little copying as possible."""
+"""Tensors, or the regions of them that a rank holds, out of verified bytes, with as little reading and copying as possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -14,16 +15,72 @@ from trainer.checkpoint.load.memory import fresh_memory
 from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
 
 
-def read_tensors(readers: Sequence[PartReader], want: Callable[[str], bool], threads: int) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors, verified and in parallel, into writable host memory.
+@dataclass(frozen=True)
+class Region:
+    """`lengths` elements from `offsets` on, along each dimension."""
 
-    A tensor that lies whole in one part is a view of that part's memory, which lives as long as any of its views; one cut over
-    several parts is copied together. Bytes that share a block with wanted ones are verified too.
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+Wanted = Callable[[str], Region | bool]
+"""What a rank needs of a tensor, by name: a region, all of it or nothing."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The rows of a stored chunk to fetch, the region to take from them, and where that belongs in the target."""
+
+    part: int
+    rows: Entry
+    source: Region
+    target: Region
+
+
+def read_tensors(readers: Sequence[PartReader], want: Wanted, threads: int) -> dict[str, torch.Tensor]:
+    """Read what is wanted, verified and in parallel, into writable host memory.
+
+    What lies in one piece in one part is a view of that part's memory, which lives as long as any of its views; everything else
+    is copied together. Bytes that share a block with wanted ones are verified too. Only the blocks that hold wanted rows are
+    read. ValueError for a region that does not lie inside its tensor.
     """
-    wanted = {name: chunks for name, chunks in chunks_by_name([r.index for r in readers]).items() if want(name)}
-    fetch_blocks(_blocks_of(readers, wanted), threads)
+    planned: dict[str, tuple[Chunk, Region, list[_Read]]] = {}
+    for name, chunks in chunks_by_name([reader.index for reader in readers]).items():
+        wanted = want(name)
+        if wanted is not False:
+            region = _whole(chunks[0].entry) if wanted is True else wanted
+            planned[name] = (chunks[0], region, _reads(name, chunks, region))
+    fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
     with ThreadPoolExecutor(threads) as pool:
-        return dict(zip(wanted, pool.map(lambda chunks: _assembled(readers, chunks), wanted.values()), strict=True))
+        done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
+        return dict(zip(planned, done, strict=True))
+
+
+def rows_holding(entry: Entry, region: Region) -> tuple[Entry, Region]:
+    """Return the smallest run of whole rows of a stored chunk that holds a region of it, and the region within these rows.
+
+    Rows are those of the first dimension longer than 1. `region` counts from the chunk's own beginning.
+    """
+    at = next((dim for dim, length in enumerate(entry.lengths) if length > 1), None)
+    if at is None:
+        return entry, region
+    row_bytes = prod(entry.lengths[at + 1 :]) * ITEM_BYTES[entry.dtype]
+    first, count = region.offsets[at], region.lengths[at]
+    rows = replace(
+        entry,
+        offsets=(*entry.offsets[:at], entry.offsets[at] + first, *entry.offsets[at + 1 :]),
+        lengths=(*entry.lengths[:at], count, *entry.lengths[at + 1 :]),
+        start=entry.start + first * row_bytes,
+        size=count * row_bytes,
+    )
+    return rows, Region((*region.offsets[:at], 0, *region.offsets[at + 1 :]), region.lengths)
+
+
+def cut(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """Return the region of a tensor as a view."""
+    for dim, (offset, length) in enumerate(zip(region.offsets, region.lengths, strict=True)):
+        tensor = tensor.narrow(dim, offset, length)
+    return tensor
 
 
 def chunk_tensor(reader: PartReader, entry: Entry) -> torch.Tensor:
@@ -45,23 +102,49 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _blocks_of(readers: Sequence[PartReader], wanted: dict[str, list[Chunk]]) -> list[tuple[PartReader, int]]:
+def _whole(entry: Entry) -> Region:
+    return Region((0,) * len(entry.shape), entry.shape)
+
+
+def _reads(name: str, chunks: Sequence[Chunk], region: Region) -> list[_Read]:
+    shape = chunks[0].entry.shape
+    ends = [offset + length for offset, length in zip(region.offsets, region.lengths, strict=True)]
+    if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
+        raise ValueError(f"{name}: {region} does not lie inside {list(shape)}")
+    reads = []
+    for chunk in chunks:
+        entry = chunk.entry
+        first = [max(pair) for pair in zip(entry.offsets, region.offsets, strict=True)]
+        last = [min(at + n, end) for at, n, end in zip(entry.offsets, entry.lengths, ends, strict=True)]
+        lengths = tuple(end - begin for begin, end in zip(first, last, strict=True))
+        if any(length <= 0 for length in lengths):
+            continue
+        rows, inside = rows_holding(entry, Region(_less(first, entry.offsets), lengths))
+        reads.append(_Read(chunk.part, rows, inside, Region(_less(first, region.offsets), lengths)))
+    return reads
+
+
+def _less(ats: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
+    return tuple(at - begin for at, begin in zip(ats, begins, strict=True))
+
+
+def _blocks_of(readers: Sequence[PartReader], reads: Sequence[_Read]) -> list[tuple[PartReader, int]]:
     ranges: dict[int, list[tuple[int, int]]] = {}
-    for chunks in wanted.values():
-        for chunk in chunks:
-            ranges.setdefault(chunk.part, []).append((chunk.entry.start, chunk.entry.start + chunk.entry.size))
+    for read in reads:
+        ranges.setdefault(read.part, []).append((read.rows.start, read.rows.start + read.rows.size))
     return [(readers[part], number) for part in sorted(ranges) for number in blocks_covering(ranges[part])]
 
 
-def _assembled(readers: Sequence[PartReader], chunks: Sequence[Chunk]) -> torch.Tensor:
-    first = chunks[0].entry
-    if len(chunks) == 1 or not prod(first.shape):
-        return chunk_tensor(readers[chunks[0].part], first)
-    memory = fresh_memory(prod(first.shape) * ITEM_BYTES[first.dtype])
-    whole = torch.frombuffer(memory, dtype=torch_dtype(first.dtype), count=prod(first.shape)).view(first.shape)
-    for chunk in chunks:
-        target = whole
-        for dim, (offset, length) in enumerate(zip(chunk.entry.offsets, chunk.entry.lengths, strict=True)):
-            target = target.narrow(dim, offset, length)
-        target.copy_(chunk_tensor(readers[chunk.part], chunk.entry))
-    return whole
+def _assembled(readers: Sequence[PartReader], chunk: Chunk, region: Region, reads: Sequence[_Read]) -> torch.Tensor:
+    dtype = torch_dtype(chunk.entry.dtype)
+    if not reads:
+        return torch.empty(region.lengths, dtype=dtype)
+    if len(reads) == 1 and reads[0].rows.lengths == region.lengths:
+        return chunk_tensor(readers[reads[0].part], reads[0].rows)
+    count = prod(region.lengths)
+    memory = fresh_memory(count * ITEM_BYTES[chunk.entry.dtype])
+    target = torch.frombuffer(memory, dtype=dtype, count=count).view(region.lengths)
+    for read in reads:
+        rows = chunk_tensor(readers[read.part], read.rows)
+        cut(target, read.target).copy_(cut(rows, read.source))
+    return target

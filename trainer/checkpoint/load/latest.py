@@ -8,7 +8,7 @@ ends the load with its error, so that a network fault never silently costs a run
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from awscrt.checksums import crc64nvme
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
 from trainer.checkpoint.format.records import Manifest, encode
-from trainer.checkpoint.load.assemble import read_tensors
+from trainer.checkpoint.load.assemble import Wanted, read_tensors
 from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
@@ -67,7 +67,7 @@ def load_latest(
     world_size: int,
     candidates: Sequence[ManifestId],
     tiers: Sequence[TierConfig] = (),
-    want: Callable[[str], bool],
+    want: Wanted,
     on_event: OnEvent,
     timeout_s: float = VOTE_TIMEOUT_S,
 ) -> Loaded | None:
@@ -107,7 +107,7 @@ def read_checkpoint(
     places: Places,
     manifest: Manifest,
     *,
-    want: Callable[[str], bool],
+    want: Wanted,
     on_event: OnEvent,
     threads: int = READ_THREADS,
 ) -> dict[str, torch.Tensor]:
@@ -150,7 +150,7 @@ def agreement_problem(verdicts: Mapping[int, Any]) -> str:
 
 
 def _try_candidate(
-    places: Places, candidate: ManifestId, want: Callable[[str], bool], on_event: OnEvent
+    places: Places, candidate: ManifestId, want: Wanted, on_event: OnEvent
 ) -> tuple[_Verdict, Loaded | None, UserError | None]:
     try:
         manifest = read_manifest(places.run, candidate)

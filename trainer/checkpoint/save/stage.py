@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.format.chunk_plan import TensorMeta, data_size, plan_chunks
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, only_here, plan_chunks, replicated
 from trainer.checkpoint.format.records import Entry
 from trainer.storage.direct import seal
 
@@ -166,7 +166,7 @@ class Staging:
         self._free: list[StagingBuffer] = []
         self._busy: list[StagingBuffer] = []
         self._changed = threading.Condition()
-        self._shapes: tuple[list[TensorMeta], list[TensorMeta]] | None = None
+        self._held: list[HeldChunk] = []
         self._entries: tuple[Entry, ...] = ()
         self._preparing: Future[StagingBuffer] | None = None
 
@@ -245,10 +245,10 @@ class Staging:
             return  # the save that needs the buffer tries again, and reports it
 
     def _lay_out(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Entry, ...]:
-        shapes = ([shape_of(*item) for item in shared.items()], [shape_of(*item) for item in own.items()])
-        if shapes != self._shapes:
-            self._entries = plan_chunks(*shapes, self._rank, self._world_size)
-            self._shapes = shapes
+        held = [replicated(shape_of(*item), self._rank, self._world_size) for item in shared.items()]
+        held += [only_here(shape_of(*item)) for item in own.items()]
+        if held != self._held:
+            self._entries, self._held = plan_chunks(held), held
         return self._entries
 
 
