@@ -82,4 +82,4 @@ class Tiny(Task):
         return 6.0 * sum(parameter.numel() for parameter in model.parameters())
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"data": {"samples": self.options.samples, "sum": float(self.inputs.sum())}}
+        return {"data": {"samples": self.options.samples, "seed": self.seed}}
