@@ -42,8 +42,8 @@ from tests.trainer.ranks import run_threads
 from trainer.checkpoint.format.layout import attempt_name
 from trainer.checkpoint.format.records import BLOCK_BYTES, decode_manifest
 from trainer.checkpoint.load.latest import load_latest
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
+from trainer.parallel.votes import StoreVotes
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 
