@@ -35,8 +35,8 @@ from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.export import export
 from trainer.checkpoint.load.verify import verify_checkpoint
+from trainer.environment import SILENT
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.launch.environment import SILENT
 from trainer.launch.local import LocalJob
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import ObjectStore, open_store

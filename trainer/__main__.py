@@ -16,8 +16,8 @@ from typing import NoReturn
 from lustrain.problem import UserError
 from lustrain.process import die_with_launcher, ignore_closed_stdout
 from trainer import __version__
+from trainer.environment import report_error
 from trainer.errors import EXIT_FAILURE
-from trainer.launch.environment import report_error
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 COMMANDS = {

@@ -22,11 +22,10 @@ from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.load.latest import Loaded
 from trainer.checkpoint.save.interval import Interval
 from trainer.checkpoint.save.saver import Checkpointer
-from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
+from trainer.environment import launch_attempt, max_silence_s
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.interrupt import Watch
-from trainer.launch.environment import launch_attempt, max_silence_s
 from trainer.launch.ranks import STACKS
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
@@ -35,6 +34,7 @@ from trainer.parallel import World
 from trainer.parallel.agree import Json, together
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
+from trainer.parallel.votes import StoreVotes, VoteBox
 from trainer.run.config_file import config_file
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.saving import Saving, State

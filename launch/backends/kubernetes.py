@@ -21,8 +21,8 @@ from launch.request import RunRequest, Target
 from lustrain.cluster import Cluster
 from lustrain.cluster import Kubernetes as KubernetesDefaults
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
+from trainer.environment import SILENT
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.environment import SILENT
 from trainer.storage import ObjectStore
 
 OBJECTS = "launch/kubernetes.json"

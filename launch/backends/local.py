@@ -22,9 +22,9 @@ from launch.supervisor.loop import supervise
 from launch.supervisor.policy import Launch, Stop, launch_of
 from lustrain.cluster import Cluster
 from lustrain.problem import Problem, problem
+from trainer.environment import ATTEMPT
 from trainer.errors import LostRunError
 from trainer.launch import journal
-from trainer.launch.environment import ATTEMPT
 from trainer.launch.node import devices
 from trainer.launch.ranks import FORWARDED
 from trainer.storage import ObjectStore, StorageError

@@ -18,7 +18,7 @@ from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
 from lustrain.cluster import Cluster
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
-from trainer.launch.environment import SILENT
+from trainer.environment import SILENT
 from trainer.launch.node import LINGER_S
 from trainer.storage import ObjectStore
 

@@ -37,8 +37,8 @@ from tests.bench.bench_restore import adam_like_state
 from tests.bench.harness import Row, interleaved, median, memcpy_seconds, run_bench
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.saver import Checkpointer
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import CheckpointConfig
+from trainer.parallel.votes import StoreVotes
 from trainer.storage.local import LocalStore
 
 SIZES = {"0.5 GB": 500_000_000, "2 GB": 2_000_000_000}

@@ -13,8 +13,8 @@ from tests.checkpoint.written import sample_state, split_state, write_checkpoint
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import Manifest
 from trainer.checkpoint.load.latest import Loaded, load_latest
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
+from trainer.parallel.votes import StoreVotes
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 

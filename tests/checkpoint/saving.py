@@ -21,8 +21,8 @@ from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.flight import FinishedSave
 from trainer.checkpoint.save.saver import Checkpointer
-from trainer.checkpoint.votes import StoreVotes, VoteBox, VoteTimeout
 from trainer.config import CheckpointConfig
+from trainer.parallel.votes import StoreVotes, VoteBox, VoteTimeout
 from trainer.storage import ObjectStore
 from trainer.storage.folder import Folder
 from trainer.storage.keys import PRIVATE

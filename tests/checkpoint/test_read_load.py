@@ -49,9 +49,9 @@ from trainer.checkpoint.format.records import BLOCK_BYTES, decode_manifest
 from trainer.checkpoint.load.assemble import Region, cut
 from trainer.checkpoint.load.latest import load_latest, read_checkpoint
 from trainer.checkpoint.load.parts import Places, ignore_event
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
 from trainer.parallel.shards import chunk_of
+from trainer.parallel.votes import StoreVotes
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 

@@ -31,9 +31,9 @@ from tests.processes import alive, wait_until
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, index_key, tier_root
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import read_manifest
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
 from trainer.errors import LostRunError
+from trainer.parallel.votes import StoreVotes
 from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 

@@ -21,8 +21,8 @@ from tests.fork_server import PATIENT
 from tests.processes import alive, children_of, state, wait_until
 from tests.trainer.test_trainer_launch import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
+from trainer.environment import max_silence_s
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.environment import max_silence_s
 from trainer.launch.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
 from trainer.launch.node import devices, main
 from trainer.metrics.reader import read_events

@@ -18,11 +18,11 @@ from tests.trainer.ranks import run_threads
 from trainer.checkpoint.format.layout import LEASE, ManifestId
 from trainer.checkpoint.lineage.history import read_history
 from trainer.checkpoint.lineage.lease import Lease, read_lease
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
 from trainer.parallel.agree import decide, together
+from trainer.parallel.votes import StoreVotes
 from trainer.run.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import make_task

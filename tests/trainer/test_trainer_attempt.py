@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lustrain.problem import UserError
-from trainer.launch.environment import launch_attempt
+from trainer.environment import launch_attempt
 from trainer.metrics.relay import rank_name
 
 

@@ -15,9 +15,9 @@ from tests.checkpoint.saving import sample_tensors
 from tests.trainer.ranks import run_threads
 from trainer.checkpoint.save.flight import FinishedSave
 from trainer.checkpoint.save.interval import Interval
-from trainer.checkpoint.votes import StoreVotes
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice
+from trainer.parallel.votes import StoreVotes
 from trainer.run.saving import FINAL_TRIES, NotSavedError, Saving, State, plan_for_notice
 
 

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 
 from lustrain.problem import UserError
+from trainer.environment import launch_attempt
 from trainer.errors import EXIT_DONE
-from trainer.launch.environment import launch_attempt
 
 
 @dataclass(frozen=True)

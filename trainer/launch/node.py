@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from lustrain.problem import UserError, problem
+from trainer.environment import NODE_LIST, launch_attempt, max_silence_s
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.environment import NODE_LIST, launch_attempt, max_silence_s
 from trainer.launch.exit_report import NodeExit, report_exit
 from trainer.launch.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer
 from trainer.launch.ranks import FORWARDED, Ranks

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lustrain.process import LAUNCHER
+from trainer.environment import ERROR_FILE
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.environment import ERROR_FILE
 from trainer.launch.watchdog import CLOCK, MIN_HUNG_S, overdue_s
 
 STACKS = signal.SIGUSR2

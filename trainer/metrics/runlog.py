@@ -70,7 +70,7 @@ class RunLog:
         part_bytes: int = PART_BYTES,
         on_trouble: Callable[[str], None] = log.warning,
     ) -> None:
-        """`launch_attempt` is the launcher's number for this start (`trainer.launch.environment`); every event then has it."""
+        """`launch_attempt` is the launcher's number for this start (`trainer.environment`); every event then has it."""
         self._store = store
         self._generation = generation
         self._started_as = {} if launch_attempt is None else {"launch_attempt": launch_attempt}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lustrain.problem import UserError
-from trainer.checkpoint.votes import VoteBox
+from trainer.parallel.votes import VoteBox
 
 START_S = 1800.0
 """For a step of the start: one rank may take that long to open its data or to read its weights back."""

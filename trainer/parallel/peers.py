@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from lustrain.problem import UserError
-from trainer.checkpoint.votes import VoteBox, VoteError
 from trainer.errors import EXIT_PEERS
 from trainer.parallel import World
+from trainer.parallel.votes import VoteBox, VoteError
 
 FAREWELL_S = 30.0
 """How long rank 0 stays for the others, who have only to hear the last verdict and to end their writers."""

@@ -18,8 +18,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig
+from trainer.environment import store_prefix
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.environment import store_prefix
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")

@@ -19,10 +19,10 @@ from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed, live_manifests, read_lease
 from trainer.checkpoint.load.latest import Loaded, load_latest
 from trainer.checkpoint.stored_config import read_stored
-from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
 from trainer.metrics.terminal import event_line
+from trainer.parallel.votes import StoreVotes
 from trainer.step import optim
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import resolve

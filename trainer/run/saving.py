@@ -19,10 +19,10 @@ from lustrain.problem import UserError
 from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.save.interval import Interval, finish_or_restart
 from trainer.checkpoint.save.saver import Checkpointer
-from trainer.checkpoint.votes import VoteBox
 from trainer.errors import LostRunError
 from trainer.interrupt.notice import Notice, to_announce
 from trainer.parallel.agree import Json, decide, together
+from trainer.parallel.votes import VoteBox
 
 FINAL_TRIES = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20.0, 60.0

@@ -20,15 +20,15 @@ from trainer.checkpoint.lineage.lease import Lease, committed, live_manifests
 from trainer.checkpoint.load.assemble import Wanted
 from trainer.checkpoint.load.latest import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.stored_config import StoredConfig
-from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config, parse_time
 from trainer.data.verified import Ranks
+from trainer.environment import ATTEMPT, launch_attempt
 from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
-from trainer.launch.environment import ATTEMPT, launch_attempt
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
+from trainer.parallel.votes import VoteBox
 from trainer.run.footprint import check_memory, ranks_here
 from trainer.step import precision, schedule
 from trainer.storage import ObjectMissingError, ObjectStore, PassingError, PreconditionError, RefusedError, StorageError

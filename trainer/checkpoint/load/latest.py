@@ -20,8 +20,8 @@ from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
 from trainer.checkpoint.format.records import Manifest, encode
 from trainer.checkpoint.load.assemble import Wanted, read_tensors
 from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
-from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
+from trainer.parallel.votes import VoteBox
 from trainer.storage import ArchivedError, CorruptObjectError, ObjectStore, StorageError
 from trainer.storage.archive import refuse_archived
 from trainer.storage.local import LocalStore

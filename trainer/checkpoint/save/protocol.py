@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.save.writer import Stored
-from trainer.checkpoint.votes import VoteBox
+from trainer.parallel.votes import VoteBox
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from trainer.checkpoint.save.flight import FinishedSave, Flight
 from trainer.checkpoint.save.protocol import RankResult, SaveOutcome, SaveProtocol, SaveStart
 from trainer.checkpoint.save.stage import Staged, Staging, StagingError
 from trainer.checkpoint.save.writer import Job, Reply
-from trainer.checkpoint.votes import VoteBox, VoteError
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED
+from trainer.parallel.votes import VoteBox, VoteError
 from trainer.storage import ObjectStore
 
 PLAN_S = 60.0

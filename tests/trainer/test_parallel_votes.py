@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from trainer.checkpoint.votes import StoreVotes, VoteError, VoteTimeout
+from trainer.parallel.votes import StoreVotes, VoteError, VoteTimeout
 
 
 @pytest.fixture(params=["hash", "tcp"])
