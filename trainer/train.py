@@ -201,10 +201,10 @@ def make_saving(
         on_event=training.sink.event,
         before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
     )
-    checkpointer.prepare(tensors, {})
+    checkpointer.prepare(tensors)
     fence = Fence(claim.lease, config.checkpoint.lease_poll_s, training.sink.event) if claim.lease else None
     state = State(
-        shared=tensors,
+        tensors=tensors,
         manifest=lambda: {
             "progress": training.progress.to_state(),
             "cursor": training.progress.step * config.train.global_batch,

@@ -242,7 +242,7 @@ def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Starte
     def save() -> Started:
         saver.wait(None)
         step = next(steps)
-        saver.save(step, state, {}, {}, {})
+        saver.save(step, state, {}, {})
         return Started(lambda: None, ended[step])
 
     return save

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from tests.checkpoint.saving import PATIENCE_S, VotesWithout, own_tensors, sample_tensors
+from tests.checkpoint.saving import PATIENCE_S, VotesWithout, sample_tensors
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.config import CheckpointConfig
@@ -52,7 +52,7 @@ def main() -> None:
             shared[name].copy_(tensor)
         if args.dies and step == args.dies[1]:
             votes.lost = args.dies[0]
-        saver.save(step, shared, own_tensors(rank), {"step": step}, {})
+        saver.save(step, shared, {"step": step}, {})
         if args.dies == [rank, step]:
             os.kill(os.getpid(), signal.SIGKILL)
         for outcome in saver.wait(PATIENCE_S):

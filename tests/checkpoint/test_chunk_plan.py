@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, only_here, plan_chunks, replicated
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, plan_chunks
 from trainer.checkpoint.format.records import ALIGN, Entry
 from trainer.parallel.shards import chunk_of
 
@@ -26,8 +26,8 @@ def shapes(draw: st.DrawFn, prefix: str) -> list[TensorMeta]:
     return found
 
 
-def planned(shared: list[TensorMeta], own: list[TensorMeta], rank: int, world: int) -> tuple[Entry, ...]:
-    return plan_chunks([*(replicated(meta, rank, world) for meta in shared), *map(only_here, own)])
+def planned(shared: list[TensorMeta], rank: int, world: int) -> tuple[Entry, ...]:
+    return plan_chunks([HeldChunk(m, (0,) * len(m.shape), m.shape, ("rank",), rank, world) for m in shared])
 
 
 def cells(entry: Entry) -> list[tuple[int, ...]]:
@@ -36,7 +36,7 @@ def cells(entry: Entry) -> list[tuple[int, ...]]:
 
 @given(shapes("shared."), st.integers(1, 9))
 def test_the_pieces_of_all_ranks_hold_each_element_of_each_tensor_once(shared: list[TensorMeta], world: int) -> None:
-    per_rank = [planned(shared, [], rank, world) for rank in range(world)]
+    per_rank = [planned(shared, rank, world) for rank in range(world)]
     for shape in shared:
         pieces = [entry for entries in per_rank for entry in entries if entry.name == shape.name]
         assert pieces, "even an empty tensor is recorded"
@@ -51,7 +51,7 @@ def test_no_rank_stores_more_than_a_row_beyond_its_even_share(shared: list[Tenso
     total = sum(shape.size for shape in shared)
     longest = max((row for shape in shared for row in [row_bytes(shape)]), default=0)
     for rank in range(world):
-        stored = sum(entry.size for entry in planned(shared, [], rank, world))
+        stored = sum(entry.size for entry in planned(shared, rank, world))
         assert abs(stored - total / world) <= longest + 1
 
 
@@ -61,13 +61,13 @@ def row_bytes(shape: TensorMeta) -> int:
 
 
 @pytest.mark.slow
-@given(shapes("shared."), shapes("own."), st.integers(1, 4), st.data())
+@given(shapes("shared."), st.integers(1, 4), st.data())
 def test_every_piece_is_one_aligned_run_of_bytes_and_none_overlap(
-    shared: list[TensorMeta], own: list[TensorMeta], world: int, data: st.DataObject
+    shared: list[TensorMeta], world: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, world - 1))
-    entries = planned(shared, own, rank, world)
-    assert planned(list(reversed(shared)), list(reversed(own)), rank, world) == entries
+    entries = planned(shared, rank, world)
+    assert planned(list(reversed(shared)), rank, world) == entries
     end = 0
     for entry in entries:
         assert entry.start % ALIGN == 0
@@ -76,7 +76,6 @@ def test_every_piece_is_one_aligned_run_of_bytes_and_none_overlap(
         assert contiguous(entry)
         end = entry.start + entry.size
     assert data_size(entries) == end
-    assert [entry.name for entry in entries if entry.name.startswith("own.")] == sorted(shape.name for shape in own)
 
 
 def contiguous(entry: Entry) -> bool:
@@ -88,7 +87,7 @@ def contiguous(entry: Entry) -> bool:
 def test_a_name_that_stands_twice_is_refused() -> None:
     twice = TensorMeta("weight", "float32", (2,), 4)
     with pytest.raises(ValueError, match="weight"):
-        planned([twice], [twice], 0, 1)
+        planned([twice, twice], 0, 1)
 
 
 Cuts = dict[str, tuple[int, ...]]

@@ -20,7 +20,7 @@ from awscrt.checksums import crc64nvme
 from torch import Tensor
 
 from tests.checkpoint.loading import remove, truncate
-from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, sample_tensors
+from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, sample_tensors
 from tests.checkpoint.written import (
     flip_bit,
     put_lease,
@@ -66,9 +66,9 @@ def test_the_snippets_checksum_is_the_one_that_the_text_and_s3_mean() -> None:
 
 @pytest.mark.slow
 def test_the_snippet_reads_what_a_real_save_stored_without_any_of_our_code(store: LocalStore, tmp_path: Path) -> None:
-    shared, own = sample_tensors(5, rows=40), own_tensors()
+    saved = sample_tensors(5, rows=40)
     with checkpointer(store, Events()) as saver:
-        saver.save(5, shared, own, {"cursor": 1.5e-7}, {"name": "ü"})
+        saver.save(5, saved, {"cursor": 1.5e-7}, {"name": "ü"})
         assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
     check = """
 import sys
@@ -82,7 +82,7 @@ np.savez(sys.argv[2], **{name.replace("/", "|"): tensor for name, tensor in tens
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("step 5 ")
     found = {name.replace("|", "/"): tensor for name, tensor in np.load(tmp_path / "out.npz").items()}
-    assert_are(found, {**shared, **own})
+    assert_are(found, saved)
 
 
 def test_the_snippet_follows_the_lineage_and_puts_cut_tensors_together(store: LocalStore) -> None:

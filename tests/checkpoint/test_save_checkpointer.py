@@ -18,7 +18,6 @@ from tests.checkpoint.saving import (
     Events,
     checkpointer,
     held_up,
-    own_tensors,
     sample_tensors,
     save_one,
     small_disk,
@@ -39,11 +38,11 @@ from trainer.storage.local import LocalStore
 
 
 def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(store: ObjectStore) -> None:
-    tensors, own, events = sample_tensors(), own_tensors(), Events()
+    tensors, events = sample_tensors(), Events()
     state = {"progress": {"step": 7}}
     with checkpointer(store, events) as saver:
-        blocked = saver.save(7, tensors, own, state, {"note": "x"})
-        for tensor in (*tensors.values(), *own.values()):
+        blocked = saver.save(7, tensors, state, {"note": "x"})
+        for tensor in tensors.values():
             tensor.zero_()
         state["progress"]["step"] = 8
         (outcome,) = saver.wait(PATIENCE_S)
@@ -70,10 +69,10 @@ def test_a_save_that_finds_one_in_flight_is_skipped_and_says_so(store: ObjectSto
     events = Events()
     with checkpointer(store, events) as saver:
         with stopped(writer_pid()):
-            saver.save(1, ALL, {}, {}, {})
+            saver.save(1, ALL, {}, {})
             assert saver.busy
             assert saver.remaining_s is not None
-            saver.save(2, ALL, {}, {}, {})
+            saver.save(2, ALL, {}, {})
             (skipped,) = saver.poll()
         (first,) = saver.wait(PATIENCE_S)
         assert saver.remaining_s is None
@@ -87,8 +86,8 @@ def test_a_save_that_finds_one_in_flight_is_skipped_and_says_so(store: ObjectSto
 def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         with stopped(writer_pid()):
-            saver.save(1, sample_tensors(1), {}, {}, {})
-            saver.save(2, sample_tensors(2), {}, {}, {}, urgent=True)
+            saver.save(1, sample_tensors(1), {}, {})
+            saver.save(2, sample_tensors(2), {}, {}, urgent=True)
         assert [(o.step, o.committed) for o in saver.wait(PATIENCE_S)] == [(1, True), (2, True)]
         save_one(saver, 3, sample_tensors(3))
     for step in (1, 2, 3):
@@ -100,7 +99,7 @@ def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: O
     events = Events()
     with checkpointer(store, events) as saver:
         with held_up(store) as under_way:
-            saver.save(1, sample_tensors(1), {}, {}, {})
+            saver.save(1, sample_tensors(1), {}, {})
             wait_until(under_way)
             os.kill(writer_pid(), signal.SIGKILL)
             (lost,) = saver.wait(PATIENCE_S)
@@ -130,7 +129,7 @@ def test_a_job_that_lost_its_run_commits_nothing_and_says_who_owns_it_now(store:
         with pytest.raises(LostRunError, match="the newer job") as lost:
             save_one(saver, 2)
         with pytest.raises(LostRunError):
-            saver.save(3, ALL, {}, {}, {})
+            saver.save(3, ALL, {}, {})
         with pytest.raises(LostRunError):
             saver.poll()
     assert "generation 2" in str(lost.value)
@@ -239,8 +238,8 @@ def test_a_full_disk_under_the_run_costs_saves_until_there_is_space_again(tmp_pa
 def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_people_are_not(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         with pytest.raises(ValueError, match="state"):
-            saver.save(1, ALL, {}, {"best": math.nan}, {})
-        saver.save(1, ALL, {}, {}, {"loss": math.nan, "path": Path("/x"), "list": [1.5, math.inf]})
+            saver.save(1, ALL, {"best": math.nan}, {})
+        saver.save(1, ALL, {}, {"loss": math.nan, "path": Path("/x"), "list": [1.5, math.inf]})
         assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
     assert read_manifest(store, ManifestId(1, 1)).about == {"loss": "nan", "path": "/x", "list": [1.5, "inf"]}
 
@@ -250,7 +249,7 @@ def test_closing_does_not_wait_for_a_save_in_flight_and_leaves_neither_threads_n
     with checkpointer(store, Events()) as saver:
         pid = writer_pid()
         with stopped(pid):
-            saver.save(1, ALL, {}, {}, {})
+            saver.save(1, ALL, {}, {})
             saver.close()
     assert not os.path.exists(f"/proc/{pid}")
     assert set(threading.enumerate()) <= before
@@ -261,7 +260,7 @@ def test_a_rank_whose_rank_0_is_silent_goes_on_training(store: ObjectStore, monk
     monkeypatch.setattr("trainer.checkpoint.save.saver.PLAN_S", 0.2)
     events = Events()
     with checkpointer(store, events, rank=1, world_size=2) as saver:
-        saver.save(1, ALL, {}, {}, {})
+        saver.save(1, ALL, {}, {})
         (outcome,) = saver.poll()
         assert not outcome.committed
         assert "rank 0" in outcome.detail

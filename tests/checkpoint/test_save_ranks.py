@@ -6,10 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 from torch.distributed import TCPStore
 
-from tests.checkpoint.saving import PATIENCE_S, own_tensors, sample_tensors
+from tests.checkpoint.saving import PATIENCE_S, sample_tensors
 from tests.checkpoint.written import assert_holds, manifests_of
 from tests.fork_server import ForkServer
 from tests.lab.servers import S3Place
@@ -35,11 +34,6 @@ def save(
     return [rank.said().splitlines() for rank in job.ranks], codes
 
 
-def everything(step: int, world: int) -> dict[str, Tensor]:
-    own = {name: tensor for rank in range(world) for name, tensor in own_tensors(rank).items()}
-    return {**sample_tensors(step), **own}
-
-
 def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_commit(
     fork_server: ForkServer, board: TCPStore, tmp_path: Path
 ) -> None:
@@ -49,7 +43,7 @@ def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_com
     assert said == [[f"{step} True committed" for step in (1, 2, 3)]] * 3
     store = open_store(uri)
     for step in (1, 2, 3):
-        assert_holds(store, ManifestId(1, step), everything(step, 3))
+        assert_holds(store, ManifestId(1, step), sample_tensors(step))
     manifest = read_manifest(store, ManifestId(1, 3))
     sizes = [part.data_size for part in manifest.parts]
     assert len(sizes) == manifest.world_size == 3
@@ -67,7 +61,7 @@ def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_
     assert first[1].startswith("2 False no vote from rank 1")
     store = open_store(uri)
     assert manifests_of(store) == [ManifestId(1, 1)]
-    assert_holds(store, ManifestId(1, 1), everything(1, 2))
+    assert_holds(store, ManifestId(1, 1), sample_tensors(1))
 
 
 def test_ranks_save_to_s3(fork_server: ForkServer, board: TCPStore, s3: S3Place) -> None:
@@ -75,4 +69,4 @@ def test_ranks_save_to_s3(fork_server: ForkServer, board: TCPStore, s3: S3Place)
     assert codes == [0, 0], said
     assert said == [["1 True committed", "2 True committed"]] * 2
     for step in (1, 2):
-        assert_holds(open_store(s3.uri()), ManifestId(1, step), everything(step, 2))
+        assert_holds(open_store(s3.uri()), ManifestId(1, step), sample_tensors(step))

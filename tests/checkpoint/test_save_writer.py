@@ -56,7 +56,7 @@ def test_signals_for_the_job_do_not_end_a_save(tmp_path: Path) -> None:
         pid = writer_pid()
         assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C goes to the group of the trainer"
         with stopped(pid):
-            saver.save(1, {"x": torch.ones(10)}, {}, {}, {})
+            saver.save(1, {"x": torch.ones(10)}, {}, {})
             for number in JOB_SIGNALS:
                 os.kill(pid, number)
         assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
@@ -69,7 +69,7 @@ def test_a_writer_that_hangs_is_killed_after_the_agreed_time_and_replaced(tmp_pa
     with checkpointer(store, events, vote_timeout_s=0.2) as saver:
         pid = writer_pid()
         os.kill(pid, signal.SIGSTOP)
-        saver.save(1, {"x": torch.ones(10)}, {}, {}, {})
+        saver.save(1, {"x": torch.ones(10)}, {}, {})
         (hung,) = saver.wait(PATIENCE_S)
         assert not hung.committed
         assert "no answer" in hung.detail

@@ -41,8 +41,8 @@ class NotSavedError(UserError):
 class State:
     """What a checkpoint holds; functions where counters move on between saves."""
 
-    shared: Mapping[str, Tensor]
-    """Tensors that all ranks hold alike, updated in place by training."""
+    tensors: Mapping[str, Tensor]
+    """What training updates in place: plain tensors that all ranks hold alike, and DTensors."""
     manifest: Callable[[], dict[str, Any]]
     """What is not a tensor, the same on every rank."""
     about: Callable[[], dict[str, Any]]
@@ -101,7 +101,7 @@ class Saving:
         state = self._state
         try:
             # Nothing belongs to one rank: random streams are seeded anew for each micro-batch.
-            blocked = self._checkpointer.save(step, state.shared, {}, state.manifest(), state.about(), urgent=urgent)
+            blocked = self._checkpointer.save(step, state.tensors, state.manifest(), state.about(), urgent=urgent)
         except LostRunError as error:
             self._lost = error
             return 0.0

@@ -45,16 +45,6 @@ class HeldChunk:
         return prod(self.lengths) * self.tensor.item_bytes
 
 
-def replicated(tensor: TensorMeta, rank: int, world_size: int) -> HeldChunk:
-    """Return a whole tensor that every rank holds, as all are without sharding."""
-    return HeldChunk(tensor, (0,) * len(tensor.shape), tensor.shape, ("rank",), rank, world_size)
-
-
-def only_here(tensor: TensorMeta) -> HeldChunk:
-    """Return a whole tensor that no other rank holds."""
-    return HeldChunk(tensor, (0,) * len(tensor.shape), tensor.shape, (), 0, 1)
-
-
 def plan_chunks(held: Sequence[HeldChunk]) -> tuple[Entry, ...]:
     """Plan one rank's data object: its entries in the order of their offsets, each start a multiple of ALIGN.
 

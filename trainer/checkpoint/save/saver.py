@@ -10,7 +10,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,7 @@ from trainer.checkpoint.save.writer import Job, Reply
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED
+from trainer.parallel.shards import Axis
 from trainer.parallel.votes import VoteBox, VoteError
 from trainer.storage import ObjectStore
 
@@ -64,9 +65,11 @@ class Checkpointer:
         parent: ManifestId | None,
         on_event: Callable[[str, dict[str, Any]], None],
         before_commit: Callable[[int], object] | None = None,
+        mesh: Sequence[Axis] | None = None,
     ) -> None:
         """`lease` is rank 0's, `parent` the checkpoint that this generation began from.
 
+        `mesh` is the job's device mesh with this rank's place in it; None where every rank holds every tensor whole.
         `before_commit` is called on rank 0 with the step whose manifest comes next, in a thread that may wait.
         """
         if rank == 0 and lease is None:
@@ -77,7 +80,7 @@ class Checkpointer:
         self._before_commit = before_commit
         in_order = sorted(options.tiers, key=lambda tier: tier.kind != "memory")
         self._tiers = tuple(tier_root(tier.path, store.uri) for tier in in_order)
-        self._staging = Staging(rank, world_size, options.copy_threads)
+        self._staging = Staging(mesh or [Axis("rank", world_size, rank)], options.copy_threads)
         self._writer = WriterProcess()
         self._restarts_reported = 0
         self._calls = 0
@@ -125,15 +128,14 @@ class Checkpointer:
         """Seconds after which every save in flight has ended one way or another."""
         return 2 * self._outcome_s
 
-    def prepare(self, replicated: Mapping[str, Tensor], per_rank: Mapping[str, Tensor]) -> None:
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin to allocate the staging memory for such tensors, so that the first save does not have to."""
-        self._staging.prepare(replicated, per_rank)
+        self._staging.prepare(tensors)
 
     def save(
         self,
         step: int,
-        replicated: Mapping[str, Tensor],
-        per_rank: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
         state: dict[str, Any],
         metadata: dict[str, Any],
         *,
@@ -141,8 +143,8 @@ class Checkpointer:
     ) -> float:
         """Begin a save and return the seconds this call took; the tensors may change as soon as it returns.
 
-        `replicated` tensors are equal on all ranks and cut over them; `per_rank` tensors are only this rank's, under names
-        that hold the rank. `state` and `metadata` are JSON; rank 0's go into the manifest. While a save is in
+        A plain tensor is equal on all ranks, which share out its rows; of a DTensor each rank stores what it holds, and those
+        that hold the same share that out. `state` and `metadata` are JSON; rank 0's go into the manifest. While a save is in
         flight, one that is not urgent is skipped and reported by poll(); an urgent one takes a second staging buffer if
         the host has the memory (or waits for the first), skips the tiers and is written after the one in flight.
         Raises LostRunError when a newer job owns the run. What else goes wrong ends this save, not the training.
@@ -155,7 +157,7 @@ class Checkpointer:
         staged, problem = None, ""
         if plan is None or plan.attempt:
             try:
-                staged = self._staging.stage(replicated, per_rank, urgent=urgent, wait_s=self._options.vote_timeout_s)
+                staged = self._staging.stage(tensors, urgent=urgent, wait_s=self._options.vote_timeout_s)
             except StagingError as error:
                 problem = str(error)
         plan = plan or self._receive_plan(number)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, only_here, plan_chunks, replicated
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, plan_chunks
 from trainer.checkpoint.format.records import Entry
+from trainer.parallel.shards import Axis, LocalShard, local_shard
 from trainer.storage.direct import seal
 
 BATCH_BYTES = 4 << 20
@@ -49,11 +50,14 @@ class StagingError(Exception):
     """This host has not enough memory for a copy of the tensors to save."""
 
 
-def shape_of(name: str, tensor: Tensor) -> TensorMeta:
-    """Return what the layout needs to know; TypeError for a tensor that is not an array of bytes (sparse, nested, …)."""
+def held_chunk(shard: LocalShard) -> HeldChunk:
+    """Return what the plan needs to know; TypeError for a tensor that is not an array of bytes (sparse, nested, …)."""
+    tensor = shard.tensor
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        raise TypeError(f"{name}: only dense tensors with data can be saved, not {tensor.layout} on {tensor.device}")
-    return TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
+        kind = f"{tensor.layout} on {tensor.device}"
+        raise TypeError(f"{shard.name}: only dense tensors with data can be saved, not {kind}")
+    meta = TensorMeta(shard.name, str(tensor.dtype).removeprefix("torch."), shard.shape, tensor.element_size())
+    return HeldChunk(meta, shard.offsets, shard.lengths, shard.replica_axes, shard.replica, shard.replicas)
 
 
 _numbers = itertools.count()
@@ -82,15 +86,15 @@ class StagingBuffer:
         self.pinned = self._pin()
         self._entries: tuple[Entry, ...] = ()
 
-    def fill(self, entries: tuple[Entry, ...], tensors: Mapping[str, Tensor]) -> None:
-        """Copy each entry's chunk of its tensor to the entry's place; on return the tensors may change again."""
+    def fill(self, entries: tuple[Entry, ...], shards: Mapping[str, LocalShard]) -> None:
+        """Copy each entry's rows of its shard to the entry's place; on return the tensors may change again."""
         if entries is not self._entries:
             self._clear_gaps(entries)
             self._entries = entries
         spans: list[tuple[int, int, int]] = []
         devices: set[torch.device] = set()
         for entry in entries:
-            source = _box(tensors[entry.name], entry)
+            source = _rows_of(shards[entry.name], entry)
             if not entry.size:
                 continue
             if _plain_bytes(source):
@@ -160,8 +164,9 @@ class Staged:
 class Staging:
     """One rank's staging buffers: one that is kept, and a second only while an urgent save finds the first one busy."""
 
-    def __init__(self, rank: int, world_size: int, threads: int) -> None:
-        self._rank, self._world_size, self._threads = rank, world_size, threads
+    def __init__(self, mesh: Sequence[Axis], threads: int) -> None:
+        """`mesh` is the job's, with this rank's place in it."""
+        self._mesh, self._threads = mesh, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="staging", initializer=_on_current_device())
         self._free: list[StagingBuffer] = []
         self._busy: list[StagingBuffer] = []
@@ -170,24 +175,25 @@ class Staging:
         self._entries: tuple[Entry, ...] = ()
         self._preparing: Future[StagingBuffer] | None = None
 
-    def prepare(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin to allocate and touch the first buffer in the background, so that the first save need not."""
-        size = data_size(self._lay_out(shared, own))
+        size = data_size(self._lay_out(self._shards(tensors)))
         if self._preparing is None and not self._free and not self._busy:
             self._preparing = self._pool.submit(StagingBuffer, size, self._pool, self._threads)
 
-    def stage(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], *, urgent: bool, wait_s: float) -> Staged:
+    def stage(self, tensors: Mapping[str, Tensor], *, urgent: bool, wait_s: float) -> Staged:
         """Copy what this rank stores; on return the tensors may change again.
 
         Where the buffer is busy, an urgent save takes a second one if the host has the memory, and otherwise waits up
         to `wait_s` seconds for the first. Raises StagingError where no buffer can be had.
         """
-        entries = self._lay_out(shared, own)
+        shards = self._shards(tensors)
+        entries = self._lay_out(shards)
         size = data_size(entries)
         buffer = self._take(size, urgent, wait_s)
         staged = Staged(buffer, entries, size)
         try:
-            buffer.fill(entries, {**shared, **own})
+            buffer.fill(entries, {shard.name: shard for shard in shards})
         except BaseException:
             self.release(staged)
             raise
@@ -244,9 +250,13 @@ class Staging:
         except StagingError:
             return  # the save that needs the buffer tries again, and reports it
 
-    def _lay_out(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Entry, ...]:
-        held = [replicated(shape_of(*item), self._rank, self._world_size) for item in shared.items()]
-        held += [only_here(shape_of(*item)) for item in own.items()]
+    def _shards(self, tensors: Mapping[str, Tensor]) -> list[LocalShard]:
+        # Anew for each save: torch may give a sharded parameter other memory, and what was kept of it would be stale
+        # (https://github.com/pytorch/torchtitan/issues/1136).
+        return [local_shard(name, tensor, self._mesh) for name, tensor in tensors.items()]
+
+    def _lay_out(self, shards: Sequence[LocalShard]) -> tuple[Entry, ...]:
+        held = [held_chunk(shard) for shard in shards]
         if held != self._held:
             self._entries, self._held = plan_chunks(held), held
         return self._entries
@@ -279,12 +289,12 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _box(tensor: Tensor, entry: Entry) -> Tensor:
-    chunk = tensor.detach()
-    for dim, (offset, length) in enumerate(zip(entry.offsets, entry.lengths, strict=True)):
-        if length != chunk.shape[dim]:
-            chunk = chunk.narrow(dim, offset, length)
-    return chunk
+def _rows_of(shard: LocalShard, entry: Entry) -> Tensor:
+    rows = shard.tensor.detach()
+    for dim, (at, begin, length) in enumerate(zip(entry.offsets, shard.offsets, entry.lengths, strict=True)):
+        if length != rows.shape[dim]:
+            rows = rows.narrow(dim, at - begin, length)
+    return rows
 
 
 def _plain_bytes(source: Tensor) -> bool:
