@@ -140,9 +140,18 @@ class PrecisionConfig(Section):
 
 
 class ParallelConfig(Section):
-    """DistributedDataParallel and its real options."""
+    """How the ranks share the model: whole on each (DistributedDataParallel), or sharded (FSDP2)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    shard: Annotated[int, Field(ge=1, le=2**20)] | Literal["all"] = 1
+    """Ranks over which each parameter, its gradient and its optimizer state are sharded; 1 keeps them whole on every rank,
+    "all" shards over all ranks, however many there are."""
+    replicate: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Copies of the sharded model; None: as many as the ranks make."""
+    reshard: bool = True
+    """With shards: free a block's gathered weights after forward, and gather them again for backward."""
+    offload: bool = False
+    """With shards: keep them, and the optimizer's work, in the host's memory."""
     timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0
     """How long ranks wait for each other, at the start and in each exchange."""
     bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0

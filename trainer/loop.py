@@ -24,6 +24,7 @@ from trainer.data import order
 from trainer.interrupt import Notice, Watch
 from trainer.launch.watchdog import StepWatchdog
 from trainer.metrics import Sink
+from trainer.parallel.strategy import Strategy
 from trainer.run.saving import Saving
 from trainer.step import optim, precision, schedule
 from trainer.tasks import Ids, Task
@@ -73,9 +74,10 @@ class Training:
     config: Config
     task: Task
     world: parallel.World
+    strategy: Strategy
     model: nn.Module
     wrapped: nn.Module
-    """`model`, inside DistributedDataParallel where there is more than one rank."""
+    """What the loss calls: `model`, or DistributedDataParallel around it."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     watch: Watch
@@ -160,9 +162,9 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         digest += digest_of(batch) if config.metrics.batch_digest else 0
         on_device = {name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()}
         last = micro == training.accumulation - 1
-        with parallel.accumulate(training.wrapped, last=last), precision.autocast(config.precision, world.device):
+        with training.strategy.micro_batch(last=last), precision.autocast(config.precision, world.device):
             loss = task.loss(training.wrapped, on_device)
-        with parallel.accumulate(training.wrapped, last=last):
+        with training.strategy.micro_batch(last=last):
             training.scaler.scale(loss.total * loss_scale).backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.total.detach()
         count += loss.count
@@ -297,4 +299,4 @@ def warm_up(training: Training) -> None:
             loss = training.task.loss(training.wrapped, on_device)
         loss.total.backward()  # type: ignore[no-untyped-call]
 
-    parallel.settle_buckets(training.wrapped, forward_and_backward)
+    training.strategy.warm_up(forward_and_backward)

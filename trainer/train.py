@@ -6,6 +6,7 @@ import argparse
 import faulthandler
 import logging
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from trainer import __version__, parallel
 from trainer import config as configuration
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.load.assemble import Region
 from trainer.checkpoint.load.latest import Loaded
 from trainer.checkpoint.save.interval import Interval
 from trainer.checkpoint.save.saver import Checkpointer
@@ -30,10 +32,11 @@ from trainer.launch.ranks import STACKS
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
-from trainer.parallel import World
+from trainer.parallel import World, choose
 from trainer.parallel.agree import Json, together
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
+from trainer.parallel.shards import LocalShard, local_shard
 from trainer.parallel.votes import StoreVotes, VoteBox
 from trainer.run.config_file import config_file
 from trainer.run.footprint import report_lack_of_memory
@@ -128,19 +131,22 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
 
 def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, claim: Claim) -> Training:
     """Model, optimizer and scaler on this rank's device, as the seed makes them, ready for a first step."""
-    model = task.build_model().to(world.device)
+    strategy = choose.choose_strategy(config, world)
+    model = strategy.build(task)
     model.train()
     blocks = task.blocks(model)
     recompute.recompute_blocks(blocks, config.train.activation_checkpointing)
     if config.train.compile:
         recompute.compile_blocks(blocks, config.train.compile_mode)
+    wrapped = strategy.wrap(model, task)
     optimizer = optim.make_optimizer(model, config.optimizer)
     training = Training(
         config=config,
         task=task,
         world=world,
+        strategy=strategy,
         model=model,
-        wrapped=parallel.wrap_ddp(model, config.parallel, world),
+        wrapped=wrapped,
         optimizer=optimizer,
         scaler=precision.make_scaler(config.precision, world.device),
         watch=watch,
@@ -157,16 +163,23 @@ def resume(
     """Load the newest whole checkpoint, if there is any, settle the lineage, and make what saves from then on."""
     config, world = training.config, training.world
     tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
-    loaded = load_claimed(config, world, votes, store, claim, tensors.__contains__, training.sink.event)
+    dims = training.strategy.dims
+    shards = {name: local_shard(name, tensor, dims.axes) for name, tensor in tensors.items()}
+
+    def want(name: str) -> Region | bool:
+        shard = shards.get(name)
+        return shard is not None and Region(shard.offsets, shard.lengths, shard.shape)
+
+    loaded = load_claimed(config, world, votes, store, claim, want, training.sink.event)
     parent = loaded.manifest.id if loaded else None
 
     @store_failures_exit_1()
     def settle() -> Json:
         if loaded is not None:
-            restore(training, tensors, loaded)
+            restore(training, {name: shard.tensor for name, shard in shards.items()}, loaded)
         if claim.lease is not None:
             claim.lease.settle(parent)
-        return {"weights": weights_checksum(training.model)}
+        return {"shard": dims.shard_rank, "weights": weights_checksum(shards.values())}
 
     weights = together(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
     announce(training, claim, loaded, weights)
@@ -200,6 +213,7 @@ def make_saving(
         parent=parent,
         on_event=training.sink.event,
         before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
+        mesh=training.strategy.dims.axes,
     )
     checkpointer.prepare(tensors)
     fence = Fence(claim.lease, config.checkpoint.lease_poll_s, training.sink.event) if claim.lease else None
@@ -231,13 +245,19 @@ def make_saving(
 
 
 def require_same_weights(answers: dict[int, Json]) -> Json:
-    """Rank 0's answer, which every rank must give."""
-    other = [rank for rank, answer in sorted(answers.items()) if answer != answers[0]]
+    """Return the checksum of all weights; UserError unless all ranks that hold the same shard begin with the same ones."""
+    shards: dict[int, str] = {}
+    for _, answer in sorted(answers.items()):
+        shards.setdefault(answer["shard"], answer["weights"])
+    other = [rank for rank, answer in sorted(answers.items()) if answer["weights"] != shards[answer["shard"]]]
     if other:
         raise UserError(
-            f"rank {other[0]} and {len(other) - 1} more begin with other weights than rank 0: a defect; fix: report it"
+            f"rank {other[0]} and {len(other) - 1} more begin with other weights than the ranks with the same shard: "
+            "a defect; fix: report it"
         )
-    return answers[0]
+    if len(shards) == 1:
+        return {"weights": shards[0]}
+    return {"weights": f"{crc64nvme(''.join(shards[number] for number in sorted(shards)).encode()):016x}"}
 
 
 def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
@@ -274,11 +294,13 @@ def announce(training: Training, claim: Claim, loaded: Loaded | None, weights: s
         training.sink.event("config_changed", {"changes": claim.changes})
 
 
-def weights_checksum(model: torch.nn.Module) -> str:
-    """CRC-64/NVME over all model tensors' bytes in name order, 16 hex digits."""
+def weights_checksum(shards: Iterable[LocalShard]) -> str:
+    """CRC-64/NVME over this rank's bytes of all model tensors in name order, 16 hex digits."""
     total = 0
-    for _, tensor in sorted(optim.model_tensors(model).items()):
-        total = crc64nvme(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, total)
+    for shard in sorted(shards, key=lambda shard: shard.name):
+        if shard.name.startswith("model/"):
+            raw = shard.tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            total = crc64nvme(raw.numpy().data, total)
     return f"{total:016x}"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.tasks.models import init, llama
-from trainer.tasks.models.init import fill_normal
+from trainer.tasks.models.init import fill_chunk, fill_normal
 
 
 def drawn(shape: tuple[int, ...], name: str = "embed.weight", seed: int = 5) -> Tensor:
@@ -30,7 +30,7 @@ def test_chunks_of_any_grid_equal_the_whole(
     for places in product(*cuts):
         at = tuple(slice(int(place[0]), int(place[-1]) + 1) for place in places)
         offsets = (*(cut.start for cut in at), *(0,) * (len(shape) - len(at)))
-        fill_normal("embed.weight", pieces[at], std=0.5, seed=5, shape=shape, offsets=offsets)
+        fill_chunk("embed.weight", pieces[at], shape, offsets, std=0.5, seed=5)
     assert torch.equal(pieces, whole)
 
 
@@ -50,13 +50,13 @@ def test_another_name_or_seed_draws_other_numbers() -> None:
 
 
 def test_empty_chunk_is_left_alone() -> None:
-    fill_normal("embed.weight", torch.empty(0, 4), std=1.0, seed=0, shape=(2, 4), offsets=(2, 0))
+    fill_chunk("embed.weight", torch.empty(0, 4), (2, 4), (2, 0), std=1.0, seed=0)
 
 
 @pytest.mark.parametrize("offsets", [(1, 0), (0, 1), (-1, 0), (0,)], ids=str)
 def test_chunk_outside_the_parameter_is_refused(offsets: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"embed\.weight"):
-        fill_normal("embed.weight", torch.empty(2, 4), std=1.0, seed=0, shape=(2, 4), offsets=offsets)
+        fill_chunk("embed.weight", torch.empty(2, 4), (2, 4), offsets, std=1.0, seed=0)
 
 
 def test_one_matrix_does_not_decide_about_another() -> None:

@@ -15,6 +15,7 @@ from tests.fork_server import ForkServer
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import OptimizerConfig, ParallelConfig
+from trainer.parallel import ddp
 from trainer.step.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors
 from trainer.step.precision import seed_streams
 from trainer.tasks.models import llama
@@ -41,7 +42,7 @@ def backward(wrapped: nn.Module, world: parallel.World, step: int) -> float:
         number = m * world.world_size + world.rank
         tokens = micro_batch(step, number)
         seed_streams(0, step, number)
-        with parallel.accumulate(wrapped, last=m == MICRO_BATCHES // world.world_size - 1):
+        with ddp.accumulate(wrapped, last=m == MICRO_BATCHES // world.world_size - 1):
             loss = wrapped(tokens[:, :-1], tokens[:, 1:])
             (loss * (world.world_size / nominal)).backward()
         total += float(loss.detach())
@@ -53,14 +54,14 @@ def warm_up(wrapped: nn.Module) -> None:
         tokens = micro_batch(0, 0)
         wrapped(tokens[:, :-1], tokens[:, 1:]).backward()
 
-    parallel.settle_buckets(wrapped, throw_away)
+    ddp.settle_buckets(wrapped, throw_away)
 
 
 def gradients(world: parallel.World, options: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
     found = []
     for option in options:
         model = llama.build(SHAPE, length=16, seed=0)
-        wrapped = parallel.wrap_ddp(model, ParallelConfig(**option), world)
+        wrapped = ddp.wrap_ddp(model, ParallelConfig(**option), world)
         warm_up(wrapped)
         for step in (1, 2):
             model.zero_grad(set_to_none=True)
@@ -81,7 +82,7 @@ def test_accumulated_gradients_of_any_world_are_those_of_one_process(fork_server
 
 
 def count_exchanges(world: parallel.World) -> list[int]:
-    wrapped = parallel.wrap_ddp(llama.build(SHAPE, length=16, seed=0), ParallelConfig(), world)
+    wrapped = ddp.wrap_ddp(llama.build(SHAPE, length=16, seed=0), ParallelConfig(), world)
     assert isinstance(wrapped, DistributedDataParallel)
     exchanged: list[int] = []
 
@@ -122,7 +123,7 @@ def train_with_hooks(world: parallel.World, hooks: list[str]) -> dict[str, tuple
         model = llama.build(SHAPE, length=16, seed=0)
         optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
         config = ParallelConfig(comm_hook=hook, bucket_mb=0.05)
-        wrapped = parallel.wrap_ddp(model, config, world)
+        wrapped = ddp.wrap_ddp(model, config, world)
         warm_up(wrapped)
         # The same few batches over and over: something that can be learned in a dozen steps.
         losses = [train(wrapped, model, optimizer, world, range(1, 2))[0] for _ in range(12)]
@@ -148,7 +149,7 @@ def interrupted(world: parallel.World) -> tuple[list[float], list[float], bool]:
     def begin() -> tuple[nn.Module, nn.Module, Any]:
         model = llama.build(SHAPE, length=16, seed=0)
         optimizer = make_optimizer(model, OptimizerConfig(lr=3e-3))
-        wrapped = parallel.wrap_ddp(model, ParallelConfig(bucket_mb=0.01), world)
+        wrapped = ddp.wrap_ddp(model, ParallelConfig(bucket_mb=0.01), world)
         warm_up(wrapped)
         return wrapped, model, optimizer
 
@@ -173,7 +174,7 @@ def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits_as_buckets_are_sett
 
 def statistics(world: parallel.World) -> str:
     try:
-        parallel.wrap_ddp(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), ParallelConfig(), world)
+        ddp.wrap_ddp(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), ParallelConfig(), world)
     except UserError as error:
         return str(error)
     return ""
@@ -188,13 +189,13 @@ def test_models_whose_buffers_learn_from_the_batch_are_refused_on_several_ranks(
 def test_one_rank_needs_no_wrapper_and_nothing_to_settle() -> None:
     world = parallel.join(ParallelConfig(device="cpu"), {})
     model = nn.Linear(2, 2)
-    assert parallel.wrap_ddp(model, ParallelConfig(), world) is model
-    parallel.settle_buckets(model, lambda: pytest.fail("nothing to settle"))
+    assert ddp.wrap_ddp(model, ParallelConfig(), world) is model
+    ddp.settle_buckets(model, lambda: pytest.fail("nothing to settle"))
 
 
 def test_a_hook_is_refused_where_torch_cannot_run_it() -> None:
     def lines(hook: str, device: str) -> list[str]:
-        problems = parallel.problems(ParallelConfig(comm_hook=hook), device=torch.device(device))
+        problems = ddp.problems(ParallelConfig(comm_hook=hook), device=torch.device(device))
         return [line.split(": ")[0] for line in problems]
 
     assert lines("bf16", "cpu") == ["parallel.comm_hook = 'bf16'"]

@@ -1,6 +1,5 @@
-"""Ranks working together: who they are (`world`), how gradients are averaged (`ddp`), and one exchange of numbers per step."""
+"""Ranks working together: who they are (`world`), how they share the model (`strategy`), one exchange a step."""
 
-from trainer.parallel.ddp import accumulate, problems, settle_buckets, wrap_ddp
 from trainer.parallel.world import World, all_reduce_stats, join
 
-__all__ = ["World", "accumulate", "all_reduce_stats", "join", "problems", "settle_buckets", "wrap_ddp"]
+__all__ = ["World", "all_reduce_stats", "join"]

@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig
+from trainer.parallel.mesh import ParallelDims
+from trainer.parallel.strategy import ModelSource
 from trainer.parallel.world import World
 
 NO_BUFFER_SYNC: dict[str, Any] = (
@@ -34,6 +36,29 @@ def problems(config: ParallelConfig, *, device: torch.device) -> Sequence[str]:
     return [problem("parallel.comm_hook", "bf16", why, allowed="none, fp16", fix="another hook, or a GPU")]
 
 
+class Replicated:
+    """The whole model on every rank, its gradients averaged by DDP; the model itself where there is one rank."""
+
+    def __init__(self, config: ParallelConfig, world: World, dims: ParallelDims) -> None:
+        self.dims = dims
+        self._config, self._world = config, world
+        self._wrapped: nn.Module | None = None
+
+    def build(self, source: ModelSource) -> nn.Module:
+        return source.build_model().to(self._world.device)
+
+    def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
+        self._wrapped = wrap_ddp(model, self._config, self._world)
+        return self._wrapped
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._wrapped is None else accumulate(self._wrapped, last=last)
+
+    def warm_up(self, run_backward: Callable[[], None]) -> None:
+        if self._wrapped is not None:
+            settle_buckets(self._wrapped, run_backward)
+
+
 def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
     """Return the model with its gradients averaged over the ranks; the model itself when there is one rank.
 
@@ -41,10 +66,7 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
     """
     if world.world_size == 1:
         return model
-    learning = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    if learning:
-        why = "batch normalisation's statistics depend on how a batch is split over ranks"
-        raise UserError(problem("task.name", learning[0], why, fix="use a model with group or layer normalisation"))
+    refuse_batch_statistics(model)
     wrapped = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -57,6 +79,14 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
         hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         wrapped.register_comm_hook(None, hooks[config.comm_hook])
     return wrapped
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """UserError for a model whose buffers learn from the batch: ranks would not have the same ones."""
+    learning = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if learning:
+        why = "batch normalisation's statistics depend on how a batch is split over ranks"
+        raise UserError(problem("task.name", learning[0], why, fix="use a model with group or layer normalisation"))
 
 
 def accumulate(wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:

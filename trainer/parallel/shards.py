@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -49,24 +51,37 @@ def local_shard(name: str, tensor: Tensor, mesh: Sequence[Axis]) -> LocalShard:
     `mesh` is the whole job's: a DTensor on a part of it has replicas along the axes that its own mesh lacks. ValueError for a
     placement that is no chunk (a partial sum), a mesh of other axes, or a local tensor of another size than its placement says.
     """
+    local, offsets = local_chunk(name, tensor)
+    whole_on = list(mesh)
+    if isinstance(tensor, DTensor):
+        own = _axes(tensor.device_mesh)
+        if not set(own) <= set(mesh):
+            raise ValueError(f"{name}: its mesh {own} is not a part of the job's {list(mesh)}")
+        cut = {axis for axis, placement in zip(own, tensor.placements, strict=True) if not placement.is_replicate()}
+        whole_on = [axis for axis in mesh if axis not in cut]
+    replica, replicas = 0, 1
+    for axis in whole_on:
+        replica, replicas = replica * axis.size + axis.coordinate, replicas * axis.size
+    names = tuple(axis.name for axis in whole_on)
+    return LocalShard(name, local, tuple(tensor.shape), offsets, names, replica, replicas)
+
+
+@torch.no_grad()
+def local_chunk(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the plain tensor that this rank holds of `tensor`, sharing its memory, and where that begins in the whole.
+
+    ValueError as `local_shard`.
+    """
     if not isinstance(tensor, DTensor):
-        shape = tuple(tensor.shape)
-        return _shard(name, tensor, shape, (0,) * len(shape), mesh)
-    by_name = {axis.name: axis for axis in mesh}
-    own_axes = tuple(tensor.device_mesh.mesh_dim_names or ())
-    sizes = tuple(tensor.device_mesh.shape)
-    known = tuple(by_name[axis].size for axis in own_axes if axis in by_name)
-    if not own_axes or known != sizes:
-        raise ValueError(f"{name}: its mesh {own_axes} of {sizes} is not a part of the job's {[*by_name]}")
-    placed = list(zip((by_name[axis] for axis in own_axes), tensor.placements, strict=True))
+        return tensor, (0,) * tensor.dim()
+    placed = list(zip(_axes(tensor.device_mesh), tensor.placements, strict=True))
     offsets, lengths = chunk_of(tuple(tensor.shape), _cuts(name, placed))
     local = tensor.to_local()
     if local.numel() == 0 and 0 in lengths:
         local = local.reshape(lengths)
     if tuple(local.shape) != lengths:
         raise ValueError(f"{name}: holds {list(local.shape)} where {list(tensor.placements)} leave {list(lengths)}")
-    cut = {axis.name for axis, placement in placed if not isinstance(placement, Replicate)}
-    return _shard(name, local, tuple(tensor.shape), offsets, [axis for axis in mesh if axis.name not in cut])
+    return local, offsets
 
 
 def chunk_of(shape: Sequence[int], cuts: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -96,10 +111,6 @@ def _cuts(name: str, placed: Sequence[tuple[Axis, Placement]]) -> list[tuple[int
     return first + then
 
 
-def _shard(
-    name: str, tensor: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...], replicated: Sequence[Axis]
-) -> LocalShard:
-    replica, replicas = 0, 1
-    for axis in replicated:
-        replica, replicas = replica * axis.size + axis.coordinate, replicas * axis.size
-    return LocalShard(name, tensor, shape, offsets, tuple(axis.name for axis in replicated), replica, replicas)
+def _axes(mesh: DeviceMesh) -> tuple[Axis, ...]:
+    names = mesh.mesh_dim_names or tuple(f"dim {at}" for at in range(mesh.ndim))
+    return tuple(Axis(name, mesh.size(at), mesh.get_local_rank(at)) for at, name in enumerate(names))

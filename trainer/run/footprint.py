@@ -20,6 +20,7 @@ from trainer.checkpoint.save.stage import available_memory
 from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_FAILURE
 from trainer.parallel import World
+from trainer.parallel.mesh import ParallelDims
 from trainer.tasks import Footprint
 
 TRAINED_BYTES = 16
@@ -53,11 +54,14 @@ def check_memory(config: Config, need: Footprint | None, world: World, environ: 
         return
     ranks = ranks_here(world.world_size, environ)
     host, gpu = host_memory(), gpu_memory(world.device)
+    # Of what is sharded, each rank holds its part; a block that is gathered to compute with comes on top.
+    trained, built = (size / ParallelDims.of(config.parallel, world).shard for size in (TRAINED_BYTES, BUILT_BYTES))
     if gpu is None:
-        _require(config, need, host, TRAINED_BYTES, need.activations, ranks)
+        _require(config, need, host, trained, need.activations, ranks)
     else:
-        _require(config, need, host, BUILT_BYTES, 0, ranks)
-        _require(config, need, gpu, TRAINED_BYTES, need.activations, 1)
+        offloaded = config.parallel.offload
+        _require(config, need, host, trained if offloaded else built, 0, ranks)
+        _require(config, need, gpu, 0 if offloaded else trained, need.activations, 1)
 
 
 def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
@@ -69,11 +73,11 @@ def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _require(
-    config: Config, need: Footprint, memory: Memory | None, per_parameter: int, activations: int, ranks: int
+    config: Config, need: Footprint, memory: Memory | None, per_parameter: float, activations: int, ranks: int
 ) -> None:
     if memory is None:
         return
-    model = need.parameters * per_parameter * ranks
+    model = int(need.parameters * per_parameter * ranks)
     needed = model + activations * ranks
     if needed <= min(memory.free, memory.total):
         return

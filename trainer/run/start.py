@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from lustrain.problem import UserError, problem
-from trainer import parallel
 from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease, committed, live_manifests
@@ -26,7 +25,7 @@ from trainer.environment import ATTEMPT, launch_attempt
 from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
-from trainer.parallel import World
+from trainer.parallel import World, choose
 from trainer.parallel.agree import Json, together
 from trainer.parallel.votes import VoteBox
 from trainer.run.footprint import check_memory, ranks_here
@@ -92,7 +91,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         lines.append(
             problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
         )
-    lines += parallel.problems(config.parallel, device=world.device)
+    lines += choose.problems(config, world)
     lines += precision.problems(config.precision, world.device)
     if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
         why = "torch.compile needs a C++ compiler on the CPU"

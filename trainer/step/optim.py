@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from lustrain.problem import UserError, problem
@@ -79,13 +80,14 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """`model/<name>` to each parameter and stored buffer, sharing memory; a tied tensor appears once."""
-    stored = model.state_dict()
+    stored = model.state_dict(keep_vars=True)
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        if not (tensor.numel() and tensor.data_ptr() in seen):
-            seen.add(tensor.data_ptr())
-            tensors[f"model/{name}"] = tensor
+        place = id(tensor) if isinstance(tensor, DTensor) else tensor.data_ptr()
+        if not (tensor.numel() and place in seen):
+            seen.add(place)
+            tensors[f"model/{name}"] = tensor.detach() if not isinstance(tensor, DTensor) else tensor
     return tensors
 
 
@@ -129,7 +131,9 @@ def clip_(parameters: Sequence[Tensor], max_norm: float, *, scale: float) -> flo
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not grads:
         return 0.0
-    norm = float(get_total_norm(grads)) * scale
+    total = get_total_norm(grads)
+    # Of a DTensor float() is what this rank has of it, and that need not be the sum.
+    norm = float(total.full_tensor() if isinstance(total, DTensor) else total) * scale
     if not math.isfinite(norm):
         return norm
     factor = scale * max_norm / norm if 0 < max_norm < norm else scale

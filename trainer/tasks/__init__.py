@@ -91,6 +91,20 @@ class Task(ABC):
     def build_model(self) -> nn.Module:
         """Build the model on the CPU in fp32, its weights a function of the options and the seed alone; valid after `open`."""
 
+    def empty_model(self) -> nn.Module | None:
+        """Return the model of `build_model` on torch's meta device, without memory; None: it can only be built whole.
+
+        With it a sharded model is never whole on any rank. `initialise` then gives it its weights.
+        """
+        return None
+
+    def initialise(self, model: nn.Module) -> None:
+        """Fill parameters and buffers of `empty_model`, which may be sharded by now, as `build_model` does.
+
+        `trainer.tasks.models.init.fill_normal` draws a shard's own numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has an empty_model, and so needs an initialise")
+
     @abstractmethod
     def train_batch(self, ids: Ids) -> Batch:
         """CPU tensors whose first dimension is len(ids); ids lie in [0, train_samples), already shuffled by the caller."""

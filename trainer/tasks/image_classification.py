@@ -117,6 +117,14 @@ class ImageClassification(Task):
     def build_model(self) -> patchnet.PatchNet:
         return patchnet.build(self.shape, seed=self.seed)
 
+    def empty_model(self) -> patchnet.PatchNet:
+        return patchnet.empty(self.shape)
+
+    def initialise(self, model: nn.Module) -> None:
+        if not isinstance(model, patchnet.PatchNet):
+            raise TypeError(f"an image classifier's model is a PatchNet, not a {type(model).__name__}")
+        model.initialise(self.seed)
+
     def train_batch(self, ids: Ids) -> Batch:
         """{"images": [B, 1, S, S] uint8, "labels": [B] int64}; each id is one character, font and jitter."""
         return self._batch(self._train, ids, self.seed)

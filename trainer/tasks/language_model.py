@@ -122,6 +122,12 @@ class LanguageModel(Task):
         options = self.options
         return llama.build(self._shape, length=options.seq_len, seed=self.seed, loss_chunk=options.loss_chunk)
 
+    def empty_model(self) -> llama.Llama:
+        return llama.empty(self._shape, length=self.options.seq_len, loss_chunk=self.options.loss_chunk)
+
+    def initialise(self, model: nn.Module) -> None:
+        _llama(model).initialise(self.seed)
+
     def train_batch(self, ids: Ids) -> Batch:
         """{"tokens": [B, seq_len + 1]} in the stored dtype: two bytes a token to the device instead of sixteen."""
         return {"tokens": torch.from_numpy(self._train.gather(ids, self.options.seq_len))}

@@ -17,10 +17,11 @@ from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_coverin
 
 @dataclass(frozen=True)
 class Region:
-    """`lengths` elements from `offsets` on, along each dimension."""
+    """`lengths` elements from `offsets` on, along each dimension, of a tensor of `shape` where that is known."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
+    shape: tuple[int, ...] | None = None
 
 
 Wanted = Callable[[str], Region | bool]
@@ -42,13 +43,16 @@ def read_tensors(readers: Sequence[PartReader], want: Wanted, threads: int) -> d
 
     What lies in one piece in one part is a view of that part's memory, which lives as long as any of its views; everything else
     is copied together. Bytes that share a block with wanted ones are verified too. Only the blocks that hold wanted rows are
-    read. ValueError for a region that does not lie inside its tensor.
+    read. Of a tensor that has another shape than its region says all is read, for the caller to refuse by its size. ValueError
+    for a region that does not lie inside its tensor.
     """
     planned: dict[str, tuple[Chunk, Region, list[_Read]]] = {}
     for name, chunks in chunks_by_name([reader.index for reader in readers]).items():
         wanted = want(name)
         if wanted is not False:
-            region = _whole(chunks[0].entry) if wanted is True else wanted
+            stored = chunks[0].entry
+            fits = wanted is not True and wanted.shape in (None, stored.shape)
+            region = wanted if fits else Region((0,) * len(stored.shape), stored.shape)
             planned[name] = (chunks[0], region, _reads(name, chunks, region))
     fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
     with ThreadPoolExecutor(threads) as pool:
@@ -100,10 +104,6 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name} is not a dtype")
     return dtype
-
-
-def _whole(entry: Entry) -> Region:
-    return Region((0,) * len(entry.shape), entry.shape)
 
 
 def _reads(name: str, chunks: Sequence[Chunk], region: Region) -> list[_Read]:

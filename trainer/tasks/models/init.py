@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainer.parallel.shards import local_chunk
 from trainer.step.precision import stream_seed
 
 BLOCK_ELEMENTS = 1 << 18
@@ -17,28 +18,27 @@ small chunks more, and a smaller one everybody: seeding takes a microsecond, dra
 
 
 @torch.no_grad()
-def fill_normal(
-    name: str,
-    target: Tensor,
-    *,
-    std: float,
-    seed: int,
-    shape: Sequence[int] | None = None,
-    offsets: Sequence[int] | None = None,
-) -> None:
-    """Fill `target` [any shape] with its part of parameter `name`, drawn from a normal distribution around 0.
+def fill_normal(name: str, parameter: Tensor, *, std: float, seed: int) -> None:
+    """Fill a parameter [any shape], or this rank's shard of it, with numbers of a normal distribution around 0."""
+    chunk, offsets = local_chunk(name, parameter)
+    fill_chunk(name, chunk, tuple(parameter.shape), offsets, std=std, seed=seed)
 
-    `target` is the chunk that begins at `offsets` of the whole parameter of `shape`; without them it is the whole. Every way to
-    cut a parameter gives the same numbers, because each block of rows with BLOCK_ELEMENTS elements has its own seed. They are
-    drawn on the CPU: CUDA's generator draws other numbers. ValueError where the chunk does not lie inside the parameter.
+
+@torch.no_grad()
+def fill_chunk(
+    name: str, target: Tensor, shape: Sequence[int], offsets: Sequence[int], *, std: float, seed: int
+) -> None:
+    """Fill `target`, the chunk that begins at `offsets` of the parameter `name` of `shape`.
+
+    Every way to cut a parameter gives the same numbers, because each block of rows with BLOCK_ELEMENTS elements has its own
+    seed. They are drawn on the CPU: CUDA's generator draws other numbers. ValueError where the chunk is not inside the
+    parameter.
     """
-    shape = tuple(target.shape if shape is None else shape)
-    offsets = (0,) * len(shape) if offsets is None else tuple(offsets)
     if not _inside(target.shape, offsets, shape):
         raise ValueError(f"{name}: a chunk of {list(target.shape)} at {list(offsets)} is not inside {list(shape)}")
     if not target.numel():
         return
-    row = shape[1:]
+    row = tuple(shape[1:])
     rows_per_block = max(BLOCK_ELEMENTS // math.prod(row), 1)
     columns = tuple(slice(at, at + length) for at, length in zip(offsets[1:], target.shape[1:], strict=True))
     first, last = offsets[0], offsets[0] + target.shape[0]

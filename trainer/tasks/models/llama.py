@@ -233,10 +233,15 @@ class Llama(nn.Module):
         self.sin.copy_(sin)
 
 
+def empty(shape: LlamaShape, *, length: int, loss_chunk: int = 0) -> Llama:
+    """Make the model without weights, on torch's meta device."""
+    with torch.device("meta"):
+        return Llama(shape, length=length, loss_chunk=loss_chunk)
+
+
 def build(shape: LlamaShape, *, length: int, seed: int, loss_chunk: int = 0) -> Llama:
     """Build the model on the CPU in fp32 from shape and seed alone; torch's global generator is not touched."""
-    with torch.device("meta"):
-        model = Llama(shape, length=length, loss_chunk=loss_chunk)
+    model = empty(shape, length=length, loss_chunk=loss_chunk)
     model.to_empty(device="cpu")
     model.initialise(seed)
     return model

@@ -78,10 +78,15 @@ class PatchNet(nn.Module):
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
 
 
+def empty(shape: PatchNetShape) -> PatchNet:
+    """Make the model without weights, on torch's meta device."""
+    with torch.device("meta"):
+        return PatchNet(shape)
+
+
 def build(shape: PatchNetShape, *, seed: int) -> PatchNet:
     """Build the model on the CPU in fp32 from shape and seed alone; torch's global generator is not touched."""
-    with torch.device("meta"):
-        model = PatchNet(shape)
+    model = empty(shape)
     model.to_empty(device="cpu")
     model.initialise(seed)
     return model

@@ -1,0 +1,95 @@
+"""FSDP2: each rank holds a shard of every parameter, gradient and optimizer state; a unit is whole only while it computes.
+
+The order is fixed: recomputation and compilation, then sharding, then weights, then the optimizer. One that is made before
+sharding trains nothing, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from lustrain.problem import UserError, problem
+from trainer.config import Config, ParallelConfig, PrecisionConfig
+from trainer.parallel.ddp import refuse_batch_statistics
+from trainer.parallel.mesh import ParallelDims
+from trainer.parallel.strategy import ModelSource
+from trainer.parallel.world import World
+
+GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DDP_ONLY = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "comm_hook")
+
+
+def problems(config: ParallelConfig) -> Sequence[str]:
+    """Return one line for each option of DDP that is set although parameters are sharded."""
+    defaults = ParallelConfig()
+    why = f"belongs to DistributedDataParallel, and parallel.shard = {config.shard} uses FSDP2"
+    return [
+        problem(f"parallel.{key}", getattr(config, key), why, fix="leave it out")
+        for key in DDP_ONLY
+        if getattr(config, key) != getattr(defaults, key)
+    ]
+
+
+class Sharded:
+    """FSDP2 over a mesh of one axis, or HSDP where there are several replicas."""
+
+    def __init__(self, config: Config, world: World, dims: ParallelDims) -> None:
+        self.dims = dims
+        self._config, self._world = config, world
+        self._mesh = dims.device_mesh(world.device)
+        self._model: FSDPModule | None = None
+
+    def build(self, source: ModelSource) -> nn.Module:
+        """Return the model without weights where its Task can make it so, else whole, on the CPU."""
+        return source.empty_model() or source.build_model()
+
+    def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
+        """Shard the model in place, block by block, and give it its weights; no rank holds all of them.
+
+        UserError for what sharding cannot do: parameters without dimensions, batch normalisation.
+        """
+        refuse_batch_statistics(model)
+        scalars = [name for name, parameter in model.named_parameters() if not parameter.ndim]
+        if scalars:
+            why = "has no dimension to shard"
+            raise UserError(problem("parallel.shard", scalars[0], why, fix="give the parameter the shape [1]"))
+        empty = any(parameter.is_meta for parameter in model.parameters())
+        options: dict[str, Any] = {
+            "mesh": self._mesh,
+            "mp_policy": mixed_precision(self._config.precision),
+        }
+        if self._config.parallel.offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self._world.device.type == "cuda")
+        for block in source.blocks(model):
+            fully_shard(block, reshard_after_forward=self._config.parallel.reshard, **options)
+        # The root's own parameters are needed first in backward: gathering them twice would gain nothing.
+        self._model = fully_shard(model, reshard_after_forward=False, **options)
+        if empty:
+            model.to_empty(device="cpu" if self._config.parallel.offload else self._world.device)
+            source.initialise(model)
+        return model
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Reduce gradients to this rank's shard in every micro-batch, over the replicas in the last one only.
+
+        To keep them whole until the last, as DDP does, would cost each rank the whole model's gradients.
+        """
+        if self._model is not None and self.dims.replicate > 1:
+            self._model.set_requires_all_reduce(last)
+        return nullcontext()
+
+    def warm_up(self, run_backward: Callable[[], None]) -> None:
+        """Do nothing: FSDP2 exchanges in the same order from the first step on."""
+
+
+def mixed_precision(config: PrecisionConfig) -> MixedPrecisionPolicy:
+    """Gather weights in the format that is computed with, and reduce gradients in fp32; inputs stay as autocast leaves them."""
+    dtype = GATHERED.get(config.mode)
+    reduce = None if dtype is None else torch.float32
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce, cast_forward_inputs=False)

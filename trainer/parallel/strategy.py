@@ -1,0 +1,40 @@
+"""What the training loop needs of a way to use several ranks, and what such a way needs of a Task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import nn
+
+from trainer.parallel.mesh import ParallelDims
+
+
+class ModelSource(Protocol):
+    """The part of a Task that makes its model (`trainer.tasks.Task` describes each method)."""
+
+    def build_model(self) -> nn.Module: ...
+    def empty_model(self) -> nn.Module | None: ...
+    def initialise(self, model: nn.Module) -> None: ...
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]: ...
+
+
+class Strategy(Protocol):
+    """One way to train on all ranks. Gradients come out averaged over the ranks, whatever the way."""
+
+    @property
+    def dims(self) -> ParallelDims:
+        """Which ranks hold which part of the model, and which take batches of their own."""
+
+    def build(self, source: ModelSource) -> nn.Module:
+        """Return the model; sharding may leave it without weights until `wrap`."""
+
+    def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
+        """Return what the loss calls. Recomputation and compilation come before, the optimizer after: it needs the shards."""
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of one micro-batch's forward and backward; the `last` of a step ends the exchange of gradients."""
+
+    def warm_up(self, run_backward: Callable[[], None]) -> None:
+        """Do once, before the first step that counts, what would make it round unlike a later one."""
