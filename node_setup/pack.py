@@ -72,7 +72,7 @@ def pack(target: Path) -> str:
     return hashlib.sha256(packed).hexdigest()
 
 
-def packed() -> Path:
+def pack_checkout() -> Path:
     """Return the packed agent of this checkout, as new as its sources, in a folder that git ignores."""
     target = BUILD / NAME
     pack(target)

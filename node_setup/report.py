@@ -65,7 +65,7 @@ def _node_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
+def tune_lines(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
     """Return the lines of `node-tune`: a line a node that counts settings, then changes and troubles, node by node.
 
     What was skipped, by reason, and findings in the environment come once for all nodes that share them.
@@ -83,41 +83,43 @@ def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
         "",
     )
     lines = table(heads, [_counts(outcome, changed) for outcome in outcomes])
-    lines += blocks([(outcome.node.name, _details(outcome)) for outcome in outcomes])
+    lines += shared_blocks([(outcome.node.name, _details(outcome)) for outcome in outcomes])
     lines += _grouped("skipped", outcomes, _skipped)
     lines += _grouped("environment", outcomes, _findings)
     waiting = [outcome.node.name for outcome in outcomes if outcome.answer and outcome.answer.reboot]
-    more = f"; {named(waiting)} need{'s' * (len(waiting) == 1)} a reboot: fab node-reboot" if waiting else ""
+    more = f"; {name_list(waiting)} need{'s' * (len(waiting) == 1)} a reboot: fab node-reboot" if waiting else ""
     return [*lines, "", summary(outcomes) + more]
 
 
-def facts(outcomes: Sequence[Outcome]) -> list[str]:
+def facts_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the lines of `node-facts`: a line a node; all else is in `--json`."""
     heads = ("node", "group", "type", "system", "kernel", "cpus", "GiB", "gpus", "efa", "lustre", "jobs", "")
     lines = table(
-        heads, [(outcome.node.name, *_machine(outcome.answer or _NOTHING), _word(outcome)) for outcome in outcomes]
+        heads, [(outcome.node.name, *_machine(outcome.answer or _NOTHING), _state(outcome)) for outcome in outcomes]
     )
     return [*lines, *_troubles(outcomes), "", summary(outcomes)]
 
 
-def _machine(found: Answer) -> list[str]:
-    system = " ".join(filter(None, (found.os.id, found.os.version))) or None
-    release = found.kernel and found.kernel.release
-    gib = None if found.memory.gib is None else round(found.memory.gib)
-    lists = (found.gpu.devices, found.efa.devices, found.lustre.mounts, found.jobs)
+def _machine(answer: Answer) -> list[str]:
+    system = " ".join(filter(None, (answer.os.id, answer.os.version))) or None
+    release = answer.kernel and answer.kernel.release
+    gib = None if answer.memory.gib is None else round(answer.memory.gib)
+    lists = (answer.gpu.devices, answer.efa.devices, answer.lustre.mounts, answer.jobs)
     counts = [None if items is None else len(items) for items in lists]
-    cells = (found.group, found.instance.type, system, release, found.cpu.count, gib, *counts)
+    cells = (answer.group, answer.instance.type, system, release, answer.cpu.count, gib, *counts)
     return ["-" if cell is None else str(cell) for cell in cells]
 
 
-def rebooted(outcomes: Sequence[Outcome]) -> list[str]:
+def reboot_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the lines of `node-reboot`: a line a node."""
-    rows = [(outcome.node.name, (outcome.answer and outcome.answer.did) or "-", _word(outcome)) for outcome in outcomes]
+    rows = [
+        (outcome.node.name, (outcome.answer and outcome.answer.did) or "-", _state(outcome)) for outcome in outcomes
+    ]
     return [*table(("node", "did", ""), rows), *_troubles(outcomes), "", summary(outcomes)]
 
 
 def _troubles(outcomes: Sequence[Outcome]) -> list[str]:
-    return blocks([(outcome.node.name, trouble(outcome)) for outcome in outcomes])
+    return shared_blocks([(outcome.node.name, trouble_lines(outcome)) for outcome in outcomes])
 
 
 def _counts(outcome: Outcome, changed: Status) -> tuple[str, ...]:
@@ -130,10 +132,10 @@ def _counts(outcome: Outcome, changed: Status) -> tuple[str, ...]:
     counts = Counter(worst.values())
     failed = counts[Status.FAILED] + counts[Status.CONFLICT] + counts[Status.UNKNOWN]
     figures = (len(worst), counts[Status.OK], counts[changed], counts[Status.SKIPPED], failed, counts[Status.REBOOT])
-    return (outcome.node.name, outcome.answer.profile or "-", *map(str, figures), _word(outcome))
+    return (outcome.node.name, outcome.answer.profile or "-", *map(str, figures), _state(outcome))
 
 
-def _word(outcome: Outcome) -> str:
+def _state(outcome: Outcome) -> str:
     if outcome.status == EXIT_REFUSED:
         return "refused"
     if outcome.kind != ANSWERED:
@@ -144,11 +146,11 @@ def _word(outcome: Outcome) -> str:
 def _details(outcome: Outcome) -> list[str]:
     """Return the lines that a person has to read about this node, or none."""
     answer = outcome.answer or _NOTHING
-    lines = trouble(outcome) + [_row(row) for row in answer.rows or () if row.status in _SHOWN]
+    lines = trouble_lines(outcome) + [_row(row) for row in answer.rows or () if row.status in _SHOWN]
     return lines + [f"not as planned: {line}" for line in answer.unplanned]
 
 
-def blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+def shared_blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """Lines under the names of the nodes that share all of them: a fleet that needs the same reads like one node."""
     sharing: dict[tuple[str, ...], list[str]] = {}
     for name, lines in details:
@@ -157,11 +159,11 @@ def blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     return [
         line
         for lines, names in sharing.items()
-        for line in ("", f"{named(names)}:", *(f"  {plain(line)}" for line in lines))
+        for line in ("", f"{name_list(names)}:", *(f"  {plain(line)}" for line in lines))
     ]
 
 
-def trouble(outcome: Outcome) -> list[str]:
+def trouble_lines(outcome: Outcome) -> list[str]:
     """Why a node gave no answer, refused, or failed; one line each."""
     lines = []
     if outcome.why:
@@ -175,7 +177,7 @@ def trouble(outcome: Outcome) -> list[str]:
 def _row(row: Row) -> str:
     part = f" ({row.part})" if row.part else ""
     target = f" {row.target}" if row.target and row.target != row.setting else ""
-    values = f": {_short(row.found)} → {_short(row.wanted)}" if row.wanted is not None else ""
+    values = f": {_short(row.current)} → {_short(row.wanted)}" if row.wanted is not None else ""
     why = f": {row.why}" if row.why else ""
     return f"{row.status:<8} {row.setting}{part}{target}{values}{why}"
 
@@ -192,7 +194,7 @@ def _skipped(outcome: Outcome) -> list[str]:
         if row.status == Status.SKIPPED:
             reasons.setdefault(row.why, []).append(row.setting)
     return [
-        f"{_OPT_IN}{named(names)}" if why.startswith(_OPT_IN) else f"{why}: {named(names)}"
+        f"{_OPT_IN}{name_list(names)}" if why.startswith(_OPT_IN) else f"{why}: {name_list(names)}"
         for why, names in sorted(reasons.items(), key=lambda item: item[0].startswith(_OPT_IN))
     ]
 
@@ -216,12 +218,13 @@ def _grouped(title: str, outcomes: Sequence[Outcome], details_of: Callable[[Outc
             sharing.setdefault(line, []).append(outcome.node.name)
     answered = sum(outcome.answer is not None for outcome in outcomes)
     lines = [
-        f"  {plain(line)}" + ("" if len(names) == answered else f" ({named(names)})") for line, names in sharing.items()
+        f"  {plain(line)}" + ("" if len(names) == answered else f" ({name_list(names)})")
+        for line, names in sharing.items()
     ]
     return ["", f"{title}:", *lines] if lines else []
 
 
-def named(names: Sequence[str], most: int = 4) -> str:
+def name_list(names: Sequence[str], most: int = 4) -> str:
     """`node1, node2 and 6 more`."""
     rest = len(names) - most
     return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest} more"
@@ -230,7 +233,7 @@ def named(names: Sequence[str], most: int = 4) -> str:
 def summary(outcomes: Sequence[Outcome], *, ready: bool = False) -> str:
     """Return the last line: how many nodes ended how."""
     names = {"": "ready", "differs": "not ready"} if ready else {"": "in order"}
-    words = Counter(names.get(_word(outcome), _word(outcome)) for outcome in outcomes)
+    words = Counter(names.get(_state(outcome), _state(outcome)) for outcome in outcomes)
     return f"{len(outcomes)} node{'s' * (len(outcomes) != 1)}: " + ", ".join(
         f"{count} {word}" for word, count in words.most_common()
     )

@@ -10,39 +10,39 @@ from lustrain.problem import plain
 from lustrain.status import Status
 from lustrain.tables import table
 from node_setup.answers import Check
-from node_setup.differences import Odd, odd_ones
+from node_setup.differences import Difference, find_differences
 from node_setup.fleet.pool import Outcome
-from node_setup.report import blocks, summary, trouble
+from node_setup.report import shared_blocks, summary, trouble_lines
 
 _FINE = (Status.OK, Status.SKIPPED)
 
 
-def odd(outcomes: Sequence[Outcome]) -> list[Odd]:
+def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
     """Facts in which a node differs from most of its group's."""
     answers = {outcome.node.name: outcome.answer for outcome in outcomes if outcome.answer}
     digests = {name: answer.facts_digest for name, answer in answers.items() if answer.facts_digest is not None}
-    return odd_ones(digests, {outcome.node.name: outcome.node.group or "" for outcome in outcomes})
+    return find_differences(digests, {outcome.node.name: outcome.node.group or "" for outcome in outcomes})
 
 
-def as_json(found: Sequence[Odd]) -> list[dict[str, Any]]:
-    return [asdict(difference) for difference in found]
+def as_json(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    return [asdict(difference) for difference in differences]
 
 
-def lines(outcomes: Sequence[Outcome], found: Sequence[Odd]) -> list[str]:
+def lines(outcomes: Sequence[Outcome], differences: Sequence[Difference]) -> list[str]:
     """Return a line a node, then every check that did not pass, then facts that differ within a group."""
     text = table(("node", "ready", "checks", "not passed", "drain"), [_row(outcome) for outcome in outcomes])
-    text += blocks([(outcome.node.name, _details(outcome)) for outcome in outcomes])
-    if found:
+    text += shared_blocks([(outcome.node.name, _details(outcome)) for outcome in outcomes])
+    if differences:
         text += [
             "",
             "different from the rest of their group:",
-            *(f"  {plain(_group(difference))}{plain(difference.why)}" for difference in found),
+            *(f"  {plain(_group(difference))}{plain(difference.why)}" for difference in differences),
         ]
     return [*text, "", summary(outcomes, ready=True)]
 
 
 def drain_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """`node reason`, for nodes whose agent found a fault: what scontrol takes as a reason."""
+    """`node reason`, one line for each node with a fault; scontrol takes the rest of the line as a reason."""
     return [
         plain(f"{outcome.node.name} {outcome.answer.drain}")
         for outcome in outcomes
@@ -59,7 +59,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _details(outcome: Outcome) -> list[str]:
-    return trouble(outcome) + [_check(check) for check in _checks(outcome) if check.status not in _FINE]
+    return trouble_lines(outcome) + [_check(check) for check in _checks(outcome) if check.status not in _FINE]
 
 
 def _checks(outcome: Outcome) -> Sequence[Check]:
@@ -67,9 +67,9 @@ def _checks(outcome: Outcome) -> Sequence[Check]:
 
 
 def _check(check: Check) -> str:
-    values = "" if check.expected is None else f" (found {check.found}, expected {check.expected})"
+    values = "" if check.expected is None else f" (found {check.actual}, expected {check.expected})"
     return f"{check.status:<8} {check.check}: {check.why}{values}"
 
 
-def _group(found: Odd) -> str:
-    return f"{found.group}: " if found.group else ""
+def _group(difference: Difference) -> str:
+    return f"{difference.group}: " if difference.group else ""

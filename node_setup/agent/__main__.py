@@ -3,8 +3,8 @@
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this file is read by whatever python3 a node has
-    found = sys.version.split()[0]
-    sys.stderr.write("lustrain-agent: needs Python 3.9 or later, this is " + found + "; fix: install one\n")
+    running = sys.version.split()[0]
+    sys.stderr.write("lustrain-agent: needs Python 3.9 or later, this is " + running + "; fix: install one\n")
     sys.exit(1)
 
 import os

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
-from node_setup.agent.wire.answer import blank
+from node_setup.agent.wire.answer import empty_answer
 from node_setup.agent.wire.identity import Identity
 
 OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier")
@@ -168,9 +168,9 @@ def _reboot_check(options: Invocation, identity: Identity) -> tuple[dict[str, An
     from node_setup.agent.run.refusal import refusal
 
     host = Host()
-    found = collect(host, Wanted())
-    refused = None if _request(options, host).force else refusal(found, to_reboot=True)
-    result = {**blank(identity), "boot": found["host"], "refused": refused}
+    facts = collect(host, Wanted())
+    refused = None if _request(options, host).force else refusal(facts, to_reboot=True)
+    result = {**empty_answer(identity), "boot": facts["host"], "refused": refused}
     return result, EXIT_REFUSED if refused else EXIT_IN_SYNC
 
 
@@ -205,7 +205,7 @@ def _request(options: Invocation, host: Host) -> Request:
     given = Request()
     if options.request is not None:
         given = request.parse(_read(options.request))
-    return given if given.document else replace(given, document=boot.kept(host)[0].document)
+    return given if given.document else replace(given, document=boot.last_request(host)[0].document)
 
 
 def _read(name: str) -> str:
@@ -239,7 +239,7 @@ def _require_root(command: str) -> None:
 def _failure(identity: Identity, where: str, lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         _log(f"{where}: {line}")
-    return {**blank(identity), "errors": [{"where": where, "why": line} for line in lines]}
+    return {**empty_answer(identity), "errors": [{"where": where, "why": line} for line in lines]}
 
 
 def _place(error: Exception) -> str:

@@ -20,9 +20,9 @@ def lint(facts: Facts) -> list[dict[str, Any]]:
 
     A variable that no rule names is left alone and its value never shown, whatever it may hold.
     """
-    found = [finding for variable in facts.get("environment") or () for finding in _judge(variable, facts)]
+    findings = [finding for variable in facts.get("environment") or () for finding in _judge(variable, facts)]
     return sorted(
-        found,
+        findings,
         key=lambda finding: (HARMS.index(finding["harm"]), finding["where"], finding["line"] or 0, finding["name"]),
     )
 

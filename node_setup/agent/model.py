@@ -9,7 +9,7 @@ from typing import Any, Union
 from lustrain.status import Status
 
 Facts = Mapping[str, Any]
-"""What was found on a node; the keys are listed in `node_setup.agent.facts`."""
+"""What a node shows of itself; the keys are listed in `node_setup.agent.facts`."""
 
 EXIT_IN_SYNC, EXIT_FAILED, EXIT_DRIFT, EXIT_REFUSED, EXIT_OTHER_AGENT = 0, 1, 2, 4, 96
 """Of the agent. 96: the node holds no agent or another version of it; the caller sends its own and asks again."""
@@ -104,7 +104,7 @@ class Step:
     setting: str
     part: str
     target: str
-    found: str | None
+    current: str | None
     wanted: str
     actions: tuple[Action, ...]
     needs: str = ""
@@ -117,7 +117,7 @@ class Remark:
     setting: str
     status: Status
     why: str
-    found: str | None = None
+    current: str | None = None
     wanted: str | None = None
 
 
@@ -147,14 +147,14 @@ def look_up(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
     while end > 0:
         inner = tree.get(path[:end])
         if isinstance(inner, Mapping):
-            found, value = look_up(inner, path[end + 1 :])
-            if found:
+            exists, value = look_up(inner, path[end + 1 :])
+            if exists:
                 return True, value
         end = path.rfind(".", 0, end)
     return False, None
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a fact as a person reads it and as conditions and settings write it."""
     if isinstance(value, bool):
         return "true" if value else "false"

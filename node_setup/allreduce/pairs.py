@@ -39,12 +39,12 @@ def suspects(nodes: Iterable[str], outcomes: Outcomes) -> Suspects:
     """Judge each node by the runs so far, in the order given."""
     nodes = list(nodes)
     cleared = {node for pair, good in outcomes.items() if good for node in pair}
-    culprits = [node for node in nodes if node not in cleared and _convicted(node, outcomes, cleared)]
+    culprits = [node for node in nodes if node not in cleared and _culprits(node, outcomes, cleared)]
     left = [node for node in nodes if node not in cleared and node not in culprits]
     return Suspects(tuple(node for node in nodes if node in cleared), tuple(culprits), tuple(left))
 
 
-def _convicted(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
+def _culprits(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
     bad = [pair for pair, good in outcomes.items() if node in pair and not good]
     return len(bad) >= 2 and any(pair & cleared for pair in bad)
 

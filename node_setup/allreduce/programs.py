@@ -28,7 +28,7 @@ SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Programs:
-    """Paths on the nodes, as flags named them or as they were found; None: not named."""
+    """Paths on the nodes, as flags name them or as the search returns them; None where no flag names one."""
 
     test: str | None = None
     mpirun: str | None = None
@@ -55,7 +55,7 @@ def _script(name: str, named: str | None) -> str:
     )
 
 
-def lacking(name: str, named: str | None, node: str) -> str:
+def missing_program(name: str, named: str | None, node: str) -> str:
     """Return the message for a program that `find` did not find."""
     if named:
         return f"{named} is not a program on {node}; fix: name another path"

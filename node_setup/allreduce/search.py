@@ -1,4 +1,4 @@
-"""The search for a slow node: an all-reduce of all nodes, and where that is slow, of pairs until the node is found."""
+"""The search for a slow node: an all-reduce of all nodes, and where that is slow, of pairs until the node is known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node_setup.allreduce.nccl_tests import Verdict, judge, parse
-from node_setup.allreduce.outliers import slow_ones
+from node_setup.allreduce.outliers import find_slow_hosts
 from node_setup.allreduce.pairs import Pair, Suspects, next_round, suspects
 
 Runner = Callable[[Sequence[tuple[str, ...]]], Sequence[str]]
@@ -20,11 +20,11 @@ SILENT_PAIRS = 8
 
 
 @dataclass(frozen=True)
-class Measured:
-    """`together` is the run of all nodes; `pairs` are empty where that was good. Culprits are named in `suspects`; `ended`
+class Measurement:
+    """`all_nodes` is the run of all nodes; `pairs` are empty where that was good. Culprits are named in `suspects`; `ended`
     says why the search for them did, where that was before its end."""
 
-    together: Verdict
+    all_nodes: Verdict
     pairs: Mapping[Pair, Verdict]
     suspects: Suspects
     ended: str = ""
@@ -32,7 +32,7 @@ class Measured:
 
 def measure(
     nodes: Sequence[str], instance_type: str, efa: int, run: Runner, over: Callable[[], str] = lambda: ""
-) -> Measured:
+) -> Measurement:
     """Nodes of one type with `efa` EFA devices each; `over` says why no further round may begin, or nothing.
 
     ValueError for fewer than two nodes.
@@ -40,23 +40,23 @@ def measure(
     if len(nodes) < 2:
         raise ValueError(f"nodes = {', '.join(nodes)}: an all-reduce between nodes takes two or more")
     (printed,) = run([tuple(nodes)])
-    together = judge(parse(printed), instance_type, len(nodes), efa)
+    all_nodes = judge(parse(printed), instance_type, len(nodes), efa)
     pairs: dict[Pair, Verdict] = {}
-    if together.status == "ok":
-        return Measured(together, pairs, Suspects(tuple(nodes), (), ()))
+    if all_nodes.status == "ok":
+        return Measurement(all_nodes, pairs, Suspects(tuple(nodes), (), ()))
     ended = ""
     if len(nodes) == 2:
-        pairs[frozenset(nodes)] = together
+        pairs[frozenset(nodes)] = all_nodes
     while not ended and (wanted := next_round(nodes, outcomes(pairs))):
-        ended = hopeless(pairs) or over()
+        ended = reason_to_end(pairs) or over()
         if not ended:
             sets = [tuple(sorted(pair)) for pair in wanted]
             for pair, text in zip(wanted, run(sets), strict=True):
                 pairs[pair] = judge(parse(text), instance_type, 2, efa)
-    return Measured(together, pairs, suspects(nodes, outcomes(pairs)), ended)
+    return Measurement(all_nodes, pairs, suspects(nodes, outcomes(pairs)), ended)
 
 
-def hopeless(pairs: Mapping[Pair, Verdict]) -> str:
+def reason_to_end(pairs: Mapping[Pair, Verdict]) -> str:
     """Why more pairs would not find the node; empty where they may. A silent run of all nodes does not count: one dead
     node does that, and it is the pairs that name it."""
     if not pairs or any(outcomes(pairs).values()):
@@ -73,7 +73,7 @@ def outcomes(pairs: Mapping[Pair, Verdict]) -> dict[Pair, bool]:
     unmeasured = {
         " ".join(sorted(pair)): verdict.busbw for pair, verdict in pairs.items() if verdict.status == "unmeasured"
     }
-    slow = slow_ones(unmeasured).slow
+    slow = find_slow_hosts(unmeasured).slow
     return {
         pair: verdict.status == "ok" or (verdict.status == "unmeasured" and " ".join(sorted(pair)) not in slow)
         for pair, verdict in pairs.items()

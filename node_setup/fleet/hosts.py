@@ -91,13 +91,13 @@ def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
 
 def unique(nodes: Iterable[Node], path: str) -> list[Node]:
     """Return the nodes as they are; UserError where one is named twice, which would tune it from two sides at once."""
-    found: dict[tuple[str, int], Node] = {}
+    by_place: dict[tuple[str, int], Node] = {}
     for node in nodes:
-        first = found.setdefault(_place(node), node)
+        first = by_place.setdefault(_place(node), node)
         if first is not node:
             also = "" if first.name == node.name else f", before as {first.name}"
             raise UserError(problem(path, node.name, f"is named twice{also}", fix="name it once"))
-    return list(found.values())
+    return list(by_place.values())
 
 
 def _place(node: Node) -> tuple[str, int]:
@@ -108,7 +108,7 @@ def _place(node: Node) -> tuple[str, int]:
     return address, node.route.port or 22
 
 
-def chosen(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | None = None) -> list[Node]:
+def select(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | None = None) -> list[Node]:
     """Select nodes of these groups whose name, address or instance id the glob matches; UserError (3) where none is left."""
     known = sorted({node.group for node in nodes if node.group})
     for group in groups:

@@ -18,10 +18,10 @@ from node_setup.allreduce.programs import UNNAMED, Programs, libraries
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
-from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.run import FleetRun
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from node_setup.request import Tuning
 from tests.node_setup.local_sshd import PATIENT, Sshd
 from tests.node_setup.meanwhile import Sleeper
@@ -80,14 +80,14 @@ def two(machine: Sshd, **second: Any) -> list[Outcome]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[[str], FleetRun]]:
-    ways = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
+    connections = Connections(KnownHosts(str(tmp_path / "known")), PATIENT)
 
     def made(backend: str) -> FleetRun:
         found = Inventory((), described(backend) if backend else None)
-        return FleetRun(Options(timeout_s=280), found, Tuning(), ways, Pace(), Agent(b"", ""))
+        return FleetRun(Options(timeout_s=280), found, Tuning(), connections, Concurrency(), Agent(b"", ""))
 
     yield made
-    ways.stop()
+    connections.stop()
 
 
 def test_slurm_is_asked_on_its_controller_by_host_names(machine: Sshd, launcher: Any, run: Any, tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_slurm_is_asked_on_its_controller_by_host_names(machine: Sshd, launcher:
     ]
     (found,) = reduced(run("hyperpod-slurm"), outcomes)
     assert found.measured is not None
-    assert found.measured.together.busbw is not None
+    assert found.measured.all_nodes.busbw is not None
     said = log.read_text()
     assert said.startswith(f" {machine.folder}/bin/srun --nodes=2 --nodelist=ip-1,ip-2 --exclusive")
     assert any(line.startswith("all-reduce of train: ") for line in lines([found]))
-    assert as_json([found])[0]["together"]["busbw"] == found.measured.together.busbw
+    assert as_json([found])[0]["together"]["busbw"] == found.measured.all_nodes.busbw
 
 
 def test_without_slurm_the_first_node_calls_the_others(machine: Sshd, launcher: Any, run: Any) -> None:
@@ -110,7 +110,7 @@ def test_without_slurm_the_first_node_calls_the_others(machine: Sshd, launcher: 
     (found,) = reduced(run("machines"), two(machine))
     assert f"{machine.folder}/bin/mpirun --host 127.0.0.1:8,127.0.0.2:8 -np 16" in log.read_text()
     assert found.measured is not None
-    assert (found.measured.together.status, found.good) == ("failed", False)
+    assert (found.measured.all_nodes.status, found.good) == ("failed", False)
     assert "status 1" in found.why[0]
 
 

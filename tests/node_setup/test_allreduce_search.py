@@ -66,7 +66,7 @@ def test_the_node_that_holds_back_the_others_is_named_in_few_rounds_of_pairs(
 ) -> None:
     fleet = Fleet(slow, kind)
     said = measure(nodes, kind, 0, fleet)
-    assert (said.together.status, said.suspects.culprits) == (status, culprits)
+    assert (said.all_nodes.status, said.suspects.culprits) == (status, culprits)
     assert fleet.rounds == (rounds or fleet.rounds)
     assert said.ended.startswith(ended)
     assert bool(said.ended) == bool(ended)

@@ -14,8 +14,8 @@ from lustrain.problem import UserError
 from node_setup.agent import owned
 from node_setup.agent.host import Done
 from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_REFUSED, Request
-from node_setup.agent.run.lock import held
-from node_setup.agent.run.outcome import fallen
+from node_setup.agent.run.lock import hold
+from node_setup.agent.run.outcome import stopped_services
 from node_setup.agent.run.tune import check, tune
 from node_setup.agent.settings import catalog
 from node_setup.agent.wire.identity import Identity
@@ -258,7 +258,7 @@ def test_a_job_on_a_node_in_sync_is_no_reason_to_refuse(host: BareHost, root: Pa
 
 
 def test_a_second_agent_waits_its_time_and_then_names_the_first(host: BareHost, root: Path) -> None:
-    with held(host, 0.0):
+    with hold(host, 0.0):
         result, code = only(BareHost(root), MAPS_ID)
     assert code == EXIT_REFUSED
     assert result["refused"].startswith("another agent changes this node: pid ")
@@ -346,5 +346,5 @@ def test_a_slurmd_that_is_gone_after_its_restart_is_failed_and_one_that_had_fail
 )
 def test_only_what_ran_before_can_be_gone(before: str, after: str, gone: bool) -> None:
     was, now = ({"services": {"a.service": {"active": state}}} for state in (before, after))
-    assert fallen(was, now) == ({"a.service": after} if gone else {})
-    assert fallen(was, {"services": None}) == {}, "systemd does not tell"
+    assert stopped_services(was, now) == ({"a.service": after} if gone else {})
+    assert stopped_services(was, {"services": None}) == {}, "systemd does not tell"

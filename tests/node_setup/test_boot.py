@@ -22,7 +22,7 @@ from node_setup.agent.kinds.lustre.lnet_efa import lnet_unit
 from node_setup.agent.kinds.lustre.mount import MountSpec
 from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
 from node_setup.agent.run.boot import boot, judge, lnet, stored_request
-from node_setup.agent.run.lock import held
+from node_setup.agent.run.lock import hold
 from node_setup.agent.run.tune import tune
 from node_setup.agent.wire.identity import Identity
 from tests.conftest import require
@@ -159,7 +159,7 @@ def test_a_boot_that_never_gets_the_lock_fails_and_names_its_holder(
 ) -> None:
     monkeypatch.setattr("node_setup.agent.run.boot.WAIT_S", 0.2)
     host, lines = machine(tmp_path), list[str]()
-    with held(host, 0.0):
+    with hold(host, 0.0):
         assert boot(BareHost(tmp_path), Identity(), lines.append)[1] == 1
     assert any(line.startswith("nothing done: another agent changes this node: pid ") for line in lines)
 
@@ -223,7 +223,7 @@ def test_what_differs_of_the_installed_agent_is_put_right(
 ) -> None:
     [only] = agent_plan(in_place(**change))
     assert isinstance(only, Step)
-    assert (only.target, only.found, only.actions) == (target, found, actions)
+    assert (only.target, only.current, only.actions) == (target, found, actions)
 
 
 def test_no_job_comes_before_the_unit_which_waits_for_what_it_tunes_and_is_tried_again_some_times() -> None:

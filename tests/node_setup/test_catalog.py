@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
-from node_setup.agent.kinds.compare import merged, satisfies
+from node_setup.agent.kinds.compare import merge, satisfies
 from node_setup.agent.settings import allowed, catalog, condition, data
 from node_setup.agent.settings.condition import FAILS, HOLDS, UNKNOWN, judge
 
@@ -103,18 +103,18 @@ def test_what_is_wanted_follows_from_keys_conditions_and_the_document() -> None:
         {**GOOD, "id": "u", "kind": "unit", "key": "chrony.service", "value": ""},
     )
     lustre = {"path": "/fsx-1", "stripes": [{"path": "/fsx-1/checkpoints", "options": []}]}
-    wanted = catalog.wanted(settings, {"lustre": lustre, "mount": {"dns_name": "x", "mount_name": "y"}})
+    wanted = catalog.wanted_facts(settings, {"lustre": lustre, "mount": {"dns_name": "x", "mount_name": "y"}})
     assert (wanted.sysctls, wanted.packages) == (("vm.max_map_count", "vm.swappiness"), ("linux-aws", "needrestart"))
     assert (wanted.module_parameters, wanted.lustre_parameters) == (("ptlrpc.x",), ("osc.*.x",))
     assert wanted.stripe_paths == ("/fsx-1/checkpoints",)
     assert {"chrony.service", "dlami-nvme.service", "slurmd.service"} <= set(wanted.services)
     assert wanted.mount_units[0] == "/etc/systemd/system/fsx\\x2d1.mount"
-    assert catalog.wanted(parse(GOOD), {"lustre": {"path": "/fsx"}, "mount": None}).mount_units == ()
+    assert catalog.wanted_facts(parse(GOOD), {"lustre": {"path": "/fsx"}, "mount": None}).mount_units == ()
 
 
 def test_what_kinds_look_at_is_read() -> None:
     document = {"lustre": {"path": "/fsx", "stripes": []}, "mount": {"dns_name": "x", "mount_name": "y"}}
-    asked = catalog.wanted(catalog.load(), document)
+    asked = catalog.wanted_facts(catalog.load(), document)
     units = [f"/etc/systemd/system/{name}" for name in ("fsx.mount", "fsx.automount", "opt-dlami-nvme.mount")]
     assert {"/etc/fstab", *units} <= set(asked.mount_units)
     ours = ("opt-dlami-nvme.mount", "fsx.automount", "lustrain-gpu-clocks.service", "lustrain-lnet.service")
@@ -249,7 +249,7 @@ def test_what_is_written_will_do_and_at_least_lowers_no_field(
     found: list[int], wanted: list[int], compare: str
 ) -> None:
     ours, theirs = " ".join(map(str, wanted)), " ".join(map(str, found))
-    written = merged(theirs, ours, compare)
+    written = merge(theirs, ours, compare)
     assert satisfies(written, ours, compare)
     if len(found) == len(wanted) and compare == "at-least":
         assert satisfies(written, theirs, "at-least")

@@ -15,7 +15,7 @@ import pytest
 from node_setup.agent import facts as facts_package
 from node_setup.agent.facts import collect, metadata, scene, services
 from node_setup.agent.facts.devices import gpu
-from node_setup.agent.facts.scene import Scene, together
+from node_setup.agent.facts.scene import Scene, run_side_by_side
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
 from node_setup.agent.lint import lint
@@ -292,7 +292,7 @@ def test_a_call_that_never_ends_costs_the_deadline_and_no_other_its_result(
     clock = iter([0.0, 0.0, 75.0])
     monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     seen = Scene(Host(str(tmp_path)), Wanted())
-    found = together(seen, {"a": lambda: 7, "lustre": threading.Event().wait}, 75.0)
+    found = run_side_by_side(seen, {"a": lambda: 7, "lustre": threading.Event().wait}, 75.0)
     assert found == {"a": 7, "lustre": None}
     assert seen.errors == [{"where": "lustre", "why": "did not end within 75 s"}]
 

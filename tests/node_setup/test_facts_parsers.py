@@ -304,7 +304,7 @@ def test_a_node_of_hyperpod_is_found_by_its_address_or_its_id(
 ANY_TEXT: dict[str, Parse] = {
     **{f"{parse.__module__}.{parse.__name__}": parse for parse in (
         scene.parse_mounts, scene.parse_modules, scene.start_ticks, blocks.parse_mountinfo, machine.parse_os_release,
-        machine.parse_cmdline, machine.chosen, machine.count_of, machine.parse_meminfo, kernel.parse_sysctl_file,
+        machine.parse_cmdline, machine.bracketed_choice, machine.count_of, machine.parse_meminfo, kernel.parse_sysctl_file,
         kernel.parse_modprobe_file, kernel.parse_limits, kernel.parse_limit_file, services.parse_versionlock,
         clock.parse_tracking, lustre.parse_parameters, lustre.parse_nets, lustre.parse_peers, lustre.parse_udsp,
         lustre.default_interface, lustre.parse_df, lustre.parse_layout, fabric.parse_domains, fabric.parse_installed,

@@ -239,9 +239,9 @@ def test_fewer_nodes_at_once_over_ssm_where_nobody_says_more(
         return Inventory(tuple(nodes), cluster(via), tuple(notes))
 
     given = Flags(known_hosts=str(tmp_path / "known"), **flags)  # type: ignore[arg-type]
-    made = prepare(MockContext(), given, Tuning(), look=look)
+    made = prepare(MockContext(), given, Tuning(), list_nodes=look)
     made.close()
-    assert (made.pace.max_parallel, len(made.inventory.nodes)) == (at_once, 40)
+    assert (made.concurrency.max_parallel, len(made.inventory.nodes)) == (at_once, 40)
 
 
 def test_where_every_member_is_sick_the_line_says_so(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_one_instance_that_differs_is_enough_to_set_all_of_the_pattern() -> None
     key = "osc.*OST*.max_rpcs_in_flight"
     facts = mounted({key: {"osc.x-OST0000.max_rpcs_in_flight": "32", "osc.x-OST0001.max_rpcs_in_flight": "8"}})
     said = plan("lustre.osc.max_rpcs_in_flight", facts)
-    assert (commands(said), steps(said)[0].found) == ([f"lctl set_param {key}=32"], "32, 8")
+    assert (commands(said), steps(said)[0].current) == ([f"lctl set_param {key}=32"], "32, 8")
     assert remark(plan("lustre.osc.max_rpcs_in_flight", applied(facts, said))).status == "ok"
 
 
@@ -122,7 +122,7 @@ def test_an_automount_that_was_disabled_is_enabled_again() -> None:
     tuned = applied(blank(), plan("lustre.mount", blank(), MACHINES))
     tuned["services"]["fsx.automount"]["enabled"] = "disabled"
     [step] = steps(plan("lustre.mount", tuned, MACHINES))
-    assert step.found == "not enabled"
+    assert step.current == "not enabled"
     assert commands([step]) == ["systemctl daemon-reload", "systemctl enable fsx.automount"]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infra.plan.nodes.clients import stripes
 from lustrain.problem import UserError
-from node_setup.agent.kinds.lustre.stripe import END, LARGEST_SIZE, found_layout, layout_of, same, text_of
+from node_setup.agent.kinds.lustre.stripe import END, LARGEST_SIZE, layout_of, layout_of_fact, same, text_of
 from tests.infra.specs import spec_of
 from tests.node_setup.kinds_facts import applied, as_fact, commands, machine, plan, remark, steps
 
@@ -110,7 +110,7 @@ def test_every_legal_list_of_options_is_a_layout_that_equals_its_own_reading(opt
     assert all(part["count"] is None or part["count"] == -1 or 1 <= part["count"] <= 2000 for part in parts)
     assert all(part["size"] is None or 0 < part["size"] < LARGEST_SIZE for part in parts)
     assert text_of(layout)
-    assert same(layout, found_layout(as_fact(parts)))
+    assert same(layout, layout_of_fact(as_fact(parts)))
 
 
 WORDS = st.sampled_from(["-c", "-S", "-E", "-1", "0", "1", "64k", "1M", "eof", "--stripe-count", "="])
@@ -130,7 +130,7 @@ def test_any_words_are_a_layout_or_one_line(options: list[str]) -> None:
 
 @given(legal_options(), legal_options())
 def test_layouts_that_differ_in_what_was_asked_are_not_the_same(one: list[str], other: list[str]) -> None:
-    left, right = layout_of(one), found_layout(as_fact(layout_of(other)["components"]))
+    left, right = layout_of(one), layout_of_fact(as_fact(layout_of(other)["components"]))
     pairs = list(zip(left["components"], right["components"], strict=False))
     differs = len(left["components"]) != len(right["components"]) or any(
         want[key] not in (None, have[key]) for want, have in pairs for key in ("end", "count", "size")
@@ -152,7 +152,7 @@ def test_jobs_of_any_user_write_into_a_directory_that_we_made_and_one_that_was_t
 def test_a_directory_that_is_empty_gets_its_layout() -> None:
     [step] = steps(plan("lustre.stripes", facts_of(), document(*WIDE)))
     assert commands([step]) == [f"lfs setstripe -c -1 -S 16M {CHECKPOINTS}"]
-    assert (step.found, step.wanted) == ("to the end on 1 in 1M", "to the end on all in 16M")
+    assert (step.current, step.wanted) == ("to the end on 1 in 1M", "to the end on all in 16M")
 
 
 ALL_THERE_ARE_TODAY = as_fact([{"end": END, "count": 4, "size": 16 * MIB}])

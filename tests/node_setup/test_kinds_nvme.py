@@ -45,13 +45,13 @@ def test_only_instance_store_gets_the_scheduler_and_a_rule_for_disks_to_come() -
     volume = disk("nvme3n1", instance_store=False, scheduler="mq-deadline")
     facts = node(root, volume, disk("nvme1n1", scheduler="mq-deadline"), disk("nvme2n1"))
     said = plan("nvme.scheduler", facts)
-    assert [(step.part, step.found, step.actions) for step in steps(said)] == [
+    assert [(step.part, step.current, step.actions) for step in steps(said)] == [
         (RUNTIME, "mq-deadline", (Put("/sys/block/nvme1n1/queue/scheduler", "none"),)),
         (PERSISTED, "missing", (Write(owned.UDEV, udev_rule("none")),)),
     ]
     assert remark(plan("nvme.scheduler", applied(facts, said))).status == "ok"
     facts = node(disk("nvme1n1"), files={owned.UDEV: {"content": udev_rule("kyber"), "mode": "0644"}})
-    assert [(step.part, step.found) for step in steps(plan("nvme.scheduler", facts))] == [(PERSISTED, "differs")]
+    assert [(step.part, step.current) for step in steps(plan("nvme.scheduler", facts))] == [(PERSISTED, "differs")]
 
 
 @pytest.mark.parametrize(

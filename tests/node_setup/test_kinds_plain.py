@@ -32,7 +32,7 @@ def said(one: Setting, facts: dict[str, Any], **request: Any) -> Said:
 
 def brief(lines: Said) -> list[tuple[str, str | None]]:
     """(part or status, found) of each."""
-    return [(one.part if isinstance(one, Step) else one.status, one.found) for one in lines]
+    return [(one.part if isinstance(one, Step) else one.status, one.current) for one in lines]
 
 
 def tuned(one: Setting, facts: dict[str, Any], **request: Any) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def test_hyperpod_loads_modules_before_us_and_the_row_says_that_each_new_node_ne
 def test_a_file_whose_setting_was_turned_off_goes() -> None:
     found = planner("file")([], frozenset({FILE.id}), tuned(FILE, bare()), Request())
     step = only(found)
-    assert (step.found, step.wanted, step.actions) == ("a; b", "no line", (Remove(owned.NEEDRESTART),))
+    assert (step.current, step.wanted, step.actions) == ("a; b", "no line", (Remove(owned.NEEDRESTART),))
 
 
 def test_grubby_takes_out_what_is_no_longer_wanted_and_keeps_what_is_not_asked_for() -> None:

@@ -19,7 +19,7 @@ from paramiko.ssh_exception import BadHostKeyException
 
 from node_setup.fleet.faults import HOST_KEY, Fault, of_connecting
 from node_setup.fleet.known_hosts import KnownHosts, UnrecordedError
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from tests.node_setup.local_sshd import PATIENT, Sshd
 
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_recorded_is_no_refused_login_and_no_node_out_of_reach(fi
 @pytest.mark.slow
 def test_over_ssh_a_key_that_was_recorded_since_the_run_began_is_the_one(own_machine: Sshd, file: Path) -> None:
     own_machine.start()
-    first, second = Ways(KnownHosts(str(file)), PATIENT), Ways(KnownHosts(str(file)), PATIENT)
+    first, second = Connections(KnownHosts(str(file)), PATIENT), Connections(KnownHosts(str(file)), PATIENT)
     first.close(first.connect(own_machine.node, Deadline(300)))
     own_machine.new_host_key()
     with pytest.raises(Fault, match="its host key has changed") as caught:

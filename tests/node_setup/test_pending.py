@@ -43,7 +43,7 @@ def facts_of(host: BareHost) -> Facts:
 def test_owed_is_what_takes_a_file_in_and_nothing_that_may_not_be_done_twice(
     steps: list[Step], asked: list[tuple[str, ...]]
 ) -> None:
-    assert pending.following(steps) == asked
+    assert pending.commands_for_files(steps) == asked
 
 
 def test_what_is_noted_before_an_apply_is_planned_after_a_kill_and_gone_when_it_is_done(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from node_setup.agent.model import Request
 from node_setup.agent.run.refusal import at_boot, refusal
-from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.hardware import notice
 
 SLURM, GPU = {"kind": "slurm", "id": "123"}, {"kind": "gpu", "id": "7"}
@@ -92,6 +92,6 @@ def test_at_a_boot_only_a_job_that_was_given_out_refuses(facts: dict[str, Any], 
 )
 def test_a_node_is_drained_for_its_end_and_not_for_what_is_weeks_off(facts: dict[str, Any], status: str) -> None:
     request = Request()
-    said = notice(facts, expected(facts, request), request)
+    said = notice(facts, expected_hardware(facts, request), request)
     assert said.status == status
     assert ("fab node-reboot" in said.why) is (facts["metadata"]["notice"]["action"] == "system-reboot")

@@ -70,7 +70,7 @@ def test_a_table_counts_by_node_and_tells_what_changed_under_it() -> None:
         answered("n2", 1, read_only, left, row("v", "skipped", 'opt-in: name it "on"'), opt_in),
         bad("n3", UNREACHABLE),
     ]
-    assert report.tuned(outcomes, check=False) == [
+    assert report.tune_lines(outcomes, check=False) == [
         "node  profile  settings  ok  changed  skipped  failed  reboot",
         "n1    cpu             5   2        1        1       0       1",
         "n2    cpu             4   0        0        3       1       0  failed",
@@ -95,7 +95,7 @@ def test_a_table_counts_by_node_and_tells_what_changed_under_it() -> None:
 
 
 def test_a_check_counts_what_would_change_and_says_that_it_differs() -> None:
-    lines = report.tuned([answered("n1", 2, row("a", "change", wanted="2"))], check=True)
+    lines = report.tune_lines([answered("n1", 2, row("a", "change", wanted="2"))], check=True)
     assert lines[0].split() == ["node", "profile", "settings", "ok", "to", "change", "skipped", "failed", "reboot"]
     assert lines[1].split() == ["n1", "cpu", "1", "0", "1", "0", "0", "0", "differs"]
     assert "  change   a: nothing → 2" in lines
@@ -104,7 +104,7 @@ def test_a_check_counts_what_would_change_and_says_that_it_differs() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ok", "skipped", "change", "failed", "unknown"]))))
 def test_a_setting_of_many_parts_is_counted_once_as_its_worst(rows: list[tuple[str, str]]) -> None:
-    lines = report.tuned([answered("n1", 2, *(row(name, status) for name, status in rows))], check=True)
+    lines = report.tune_lines([answered("n1", 2, *(row(name, status) for name, status in rows))], check=True)
     total, *parts = map(int, lines[1].split()[2:-1])
     assert total == sum(parts) == len({name for name, _ in rows})
     assert parts[3] == len({name for name, status in rows if status in ("failed", "unknown")})
@@ -113,7 +113,7 @@ def test_a_setting_of_many_parts_is_counted_once_as_its_worst(rows: list[tuple[s
 
 def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
     rows = [row(f"gpu.{name}", "skipped", "for efa-gpu; this node is cpu") for name in "abcdef"]
-    lines = report.tuned([answered("n1", 0, *rows, row("x", "skipped", "turned off"))], check=False)
+    lines = report.tune_lines([answered("n1", 0, *rows, row("x", "skipped", "turned off"))], check=False)
     assert lines[-5:-1] == [
         "skipped:",
         "  for efa-gpu; this node is cpu: gpu.a, gpu.b, gpu.c, gpu.d and 2 more",
@@ -132,7 +132,7 @@ def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
 def test_a_node_that_was_not_tuned_is_called_the_same_in_its_row_and_below(
     outcome: Outcome, word: str, line: str
 ) -> None:
-    lines = report.tuned([outcome], check=False)
+    lines = report.tune_lines([outcome], check=False)
     assert (lines[1].endswith(word), line in lines) == (True, True)
 
 
@@ -141,13 +141,13 @@ def test_findings_that_nodes_share_stand_once() -> None:
                "fix": "remove it", "harm": "harmful"}  # fmt: skip
     nodes = [answered(name, 0, lint=[finding] * (name != "n3")) for name in ("n1", "n2", "n3")]
     line = "  harmful: NCCL_PROTO=simple in /etc/nccl.conf:3: replaces the plugin's; fix: remove it (n1, n2)"
-    assert report.tuned(nodes, check=False)[-3:-1] == [line, ""]
+    assert report.tune_lines(nodes, check=False)[-3:-1] == [line, ""]
 
 
 @given(st.text(), st.text())
 def test_foreign_text_cannot_move_the_cursor_or_make_lines(why: str, found: str) -> None:
     changed = row("a", "changed", why, found=found, wanted="2")
-    lines = report.tuned([answered("n1", 0, changed, row("s", "skipped", why))], check=False)
+    lines = report.tune_lines([answered("n1", 0, changed, row("s", "skipped", why))], check=False)
     assert all(one.isprintable() for line in lines for one in line)
 
 
@@ -177,7 +177,7 @@ FACTS = {
 def test_facts_are_a_line_a_node_and_what_is_not_known_is_no_nought() -> None:
     said = {"n1": parse(FACTS), "n2": parse({"version": 1})}
     known = [replace(answered(name), answer=answer) for name, answer in said.items()]
-    lines = report.facts([*known, bad("n3", LOGIN)])
+    lines = report.facts_lines([*known, bad("n3", LOGIN)])
     assert " ".join(lines[1].split()) == "n1 train p5.48xlarge ubuntu 22.04 6.8 192 2000 8 0 - 0"
     assert lines[2].split() == ["n2", *["-"] * 10]
     told = "  login refused: why it is so; fix: what to do"
@@ -200,7 +200,7 @@ def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     outcomes = [verified(f"n{number}", True, kernel="6.8") for number in range(3)]
     outcomes += [verified("n3", False, reason, kernel="6.5"), bad("n4", UNREACHABLE)]
-    found = verify_report.odd(outcomes)
+    found = verify_report.differences(outcomes)
     lines = verify_report.lines(outcomes, found)
     assert lines[4].split() == ["n3", "no", "1", "1", *reason.split()]
     assert lines[5].split()[:2] == ["n4", "unreachable"]
@@ -213,7 +213,7 @@ def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others
 
 def test_nodes_that_need_the_same_are_told_once() -> None:
     said = [(f"n{number}", ["drift a"]) for number in range(6)] + [("m", ["drift b"]), ("fine", [])]
-    assert report.blocks(said) == ["", "n0, n1, n2, n3 and 2 more:", "  drift a", "", "m:", "  drift b"]
+    assert report.shared_blocks(said) == ["", "n0, n1, n2, n3 and 2 more:", "  drift a", "", "m:", "  drift b"]
 
 
 def test_what_else_a_run_came_to_counts_too() -> None:

@@ -25,8 +25,8 @@ from node_setup.agent.settings import catalog
 from node_setup.fleet.flags import Flags
 from node_setup.fleet.inventory import Source
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
-from node_setup.fleet.run import packed, prepare
-from node_setup.request import Tuning, wanted
+from node_setup.fleet.run import packed_agent, prepare
+from node_setup.request import Tuning, parse_tuning
 from tests.node_setup.local_sshd import free_port
 from tests.node_setup.test_inventory import described
 
@@ -142,14 +142,14 @@ def test_with_a_cluster_at_hand_no_task_takes_an_empty_flag_for_all_of_it(
 @pytest.mark.parametrize(("only", "skip"), [([""], []), (["sysctl.*", ","], []), ([], [" "])])
 def test_of_settings_too_an_empty_word_is_not_all(only: list[str], skip: list[str]) -> None:
     with pytest.raises(UserError, match="is empty"):
-        wanted(only, skip, [], None)
+        parse_tuning(only, skip, [], None)
 
 
 def test_flags_of_a_tune_come_together() -> None:
-    found = wanted(["sysctl.*,limit.memlock"], ["gpu.persistence"], ["a.b=x=y", "a.b=x=y"], "cpu", force=True)
+    found = parse_tuning(["sysctl.*,limit.memlock"], ["gpu.persistence"], ["a.b=x=y", "a.b=x=y"], "cpu", force=True)
     assert (found.only, found.overrides) == (("sysctl.*", "limit.memlock"), {"gpu.persistence": "off", "a.b": "x=y"})
     every = {one.id for one in catalog.load() if one.id.startswith("gpu.")}
-    assert set(wanted([], ["gpu.*"], [], None).overrides) == every > {"gpu.persistence"}
+    assert set(parse_tuning([], ["gpu.*"], [], None).overrides) == every > {"gpu.persistence"}
     assert (found.profile, found.force, found.allow_reboot) == ("cpu", True, False)
 
 
@@ -182,7 +182,7 @@ def test_each_host_is_reached_as_it_was_named(
 @pytest.mark.parametrize(
     ("place", "line"),
     [
-        ("node_setup.fleet.run.checked", "stopped by Ctrl-C before any node was contacted\n"),
+        ("node_setup.fleet.run.check_tuning", "stopped by Ctrl-C before any node was contacted\n"),
         ("node_setup.tasks.prepare", "stopped by Ctrl-C\n"),
     ],
 )
@@ -200,7 +200,7 @@ def test_ctrl_c_before_any_node_is_asked_is_one_line(
 def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "BUILD", Path("/proc/nobody/may/write/here"))
     with pytest.raises(FileNotFoundError):
-        packed(here=True)
+        packed_agent(here=True)
 
     def read_only(target: Path) -> str:
         if not target.is_relative_to(tmp_path):
@@ -210,7 +210,7 @@ def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypa
     packs = pack.pack
     monkeypatch.setattr(pack, "pack", read_only)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ours = packed(here=True)
+    ours = packed_agent(here=True)
     assert (Path(ours.path).read_bytes() == ours.content, Path(ours.path).is_relative_to(tmp_path)) == (True, True)
 
 

@@ -19,10 +19,10 @@ from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
-from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.run import FleetRun
-from node_setup.fleet.transport import Ways
+from node_setup.fleet.transport import Connections
 from node_setup.request import Tuning
 
 NODES = ("--nodes", "127.0.0.1:1")
@@ -44,15 +44,15 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
 
     class Recorded(FleetRun):
-        def ask(self, command: str) -> list[Outcome]:
+        def call_agents(self, command: str) -> list[Outcome]:
             seen.commands.append(command)
             return seen.outcomes
 
     def prepare(context: object, flags: object, tuning: Tuning, hosts: object) -> FleetRun:
         seen.tuning = tuning
-        ways, nodes = Ways(KnownHosts(str(tmp_path / "known"))), tuple(one.node for one in seen.outcomes)
+        connections, nodes = Connections(KnownHosts(str(tmp_path / "known"))), tuple(one.node for one in seen.outcomes)
         found = Inventory(nodes or (Node("n1", "n1"),))
-        return Recorded(Options(), found, tuning, ways, Pace(), Agent(b"", ""), seen.notes)
+        return Recorded(Options(), found, tuning, connections, Concurrency(), Agent(b"", ""), seen.notes)
 
     def rebooted(run: FleetRun, **options: Any) -> list[Outcome]:
         seen.reboots.append(options)

@@ -15,7 +15,7 @@ from lustrain.status import Status
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Request
 from node_setup.agent.verify import TOPICS, verify
-from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.gpu import xid_action
 from node_setup.agent.verify.result import READY, Result, drain
 from tests.node_setup.machines import DOCUMENT, facts_of
@@ -38,7 +38,7 @@ def p5() -> dict[str, Any]:
 
 
 def results(facts: dict[str, Any], request: Request = REQUEST) -> dict[str, Result]:
-    want = expected(facts, request)
+    want = expected_hardware(facts, request)
     said = [check(facts, want, request) for topic in TOPICS for check in topic.CHECKS]
     assert len({result.check for result in said}) == len(said)
     return {result.check: result for result in said}
@@ -273,9 +273,9 @@ def test_a_failed_boot_is_named_by_its_step() -> None:
 
 
 def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
-    want = expected(p5(), Request(with_group(efa=8, gpus=0)))
+    want = expected_hardware(p5(), Request(with_group(efa=8, gpus=0)))
     assert (want.efa, want.gpus) == (8, 8)
-    assert expected(p5(), Request(with_group(efa=0, gpus=0))).efa == 0
+    assert expected_hardware(p5(), Request(with_group(efa=0, gpus=0))).efa == 0
 
 
 @pytest.mark.parametrize(
@@ -313,6 +313,8 @@ def test_a_whole_verification_is_json_and_says_what_hyperpod_wants_to_hear() -> 
     assert (said["ready"], status) == (False, EXIT_DRIFT)
     assert (said["hyperpod"], said["drain"].rpartition("; ")[2]) == ("Action:Replace", "action=REPLACE")
     assert (said["facts_digest"]["gpus"], said["jobs"]) == (7, [])
+    (gpus,) = [result for result in said["results"] if result["check"] == "gpu-count"]
+    assert (gpus["found"], gpus["expected"]) == ("7", "8")
 
 
 def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:

@@ -17,7 +17,7 @@ from node_setup.agent.host import Done, Host
 from node_setup.agent.model import Request
 from node_setup.agent.run import lock
 from node_setup.agent.verify import probes
-from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.lustre import transport
 from node_setup.agent.verify.result import Result
 from tests.conftest import require
@@ -54,7 +54,7 @@ def probes_of(folder: Path, host: Host) -> list[Result]:
         Request(document={**DOCUMENT, "lustre": {**DOCUMENT["lustre"], "path": str(folder)}}),
     )
     facts["lustre"]["mounts"][0]["target"] = str(folder)
-    return probes.write_probe(host, facts, expected(facts, request), request)
+    return probes.write_probe(host, facts, expected_hardware(facts, request), request)
 
 
 def probe(folder: Path, tmp_path: Path) -> Result:
@@ -74,7 +74,7 @@ def test_a_file_is_written_read_back_and_deleted_and_those_of_other_nodes_left_a
 def test_what_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
     facts, request = facts_of("p5"), Request(document=DOCUMENT)
     facts["lustre"]["mounts"] = []
-    (said,) = probes.write_probe(Host(str(tmp_path)), facts, expected(facts, request), request)
+    (said,) = probes.write_probe(Host(str(tmp_path)), facts, expected_hardware(facts, request), request)
     assert (said.status, list(tmp_path.iterdir())) == ("unknown", [])
 
 
@@ -129,7 +129,7 @@ def test_a_node_whose_probes_only_queue_is_not_drained(
         monotonic=lambda: 1000.0 if "pid 7 " in note.read_text() else 0.0,
         sleep=lambda seconds: note.write_text("pid 7 since later\n"),
     )
-    with lock.held(host, 0.0, probes.LOCK):
+    with lock.hold(host, 0.0, probes.LOCK):
         monkeypatch.setattr(lock, "time", clock)
         said = probe(folder, tmp_path)
     assert (said.status, said.why) == ("unknown", "not tried: other probes of this node took the 300 s")

@@ -70,7 +70,7 @@ from node_setup.agent.facts import (
     services,
 )
 from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
-from node_setup.agent.facts.scene import look, together
+from node_setup.agent.facts.scene import read_scene, run_side_by_side
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 
@@ -86,9 +86,9 @@ _SECTIONS = (machine, kernel, jobs, environment, files, services, clock, metadat
 def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
     """All facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
     started = time.monotonic()
-    scene = look(host, wanted)
+    scene = read_scene(host, wanted)
     calls = {_name(module): partial(module.collect, scene) for module in _SECTIONS}
-    sections = {name: read or {} for name, read in together(scene, calls, DEADLINE_SECONDS).items()}
+    sections = {name: read or {} for name, read in run_side_by_side(scene, calls, DEADLINE_SECONDS).items()}
     sections["mounts"] = scene.guarded("mounts", lambda: mounts.collect(scene)) or {}
     imds = sections["metadata"].get("_imds", {})
     sections["instance"] = scene.guarded("instance", lambda: instance.collect(scene, imds)) or {}
@@ -96,7 +96,7 @@ def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
     for module in (*_SECTIONS, mounts, instance):
         section = sections[_name(module)]
         facts.update({key: section.get(key, nothing) for key, nothing in module.EMPTY.items()})
-    facts["jobs"] = jobs.joined(facts["jobs"], sections["gpu"].get("jobs"))
+    facts["jobs"] = jobs.join_jobs(facts["jobs"], sections["gpu"].get("jobs"))
     of_jobs = scene.guarded("environment.jobs", lambda: environment.of_jobs(scene, facts["jobs"]))
     facts["environment"] = [*facts["environment"], *(of_jobs or ())]
     facts["errors"] = list(scene.errors)

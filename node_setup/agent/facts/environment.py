@@ -26,9 +26,9 @@ _SYSTEMD = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/syst
 
 
 def collect(scene: Scene) -> dict[str, Any]:
-    found = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
+    entries = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
     keys = ("where", "line", "name", "value")
-    seen = dict.fromkeys(entry for entry in found if _NAMES.fullmatch(entry[2]))
+    seen = dict.fromkeys(entry for entry in entries if _NAMES.fullmatch(entry[2]))
     return {"environment": [dict(zip(keys, variable)) for variable in seen]}
 
 
@@ -49,15 +49,15 @@ def parse_shell(text: str) -> list[tuple[int, str, str]]:
 
     Values lose their quotes and keep their `$`; what only a running shell could tell, as `case` or functions, is not judged.
     """
-    found = []
+    assignments = []
     for number, line in enumerate(text.splitlines(), 1):
         line = _uncommented(line)
         for first in _ASSIGNMENT.finditer(line):
             match: re.Match[str] | None = first
             while match is not None:
-                found.append((number, match["name"], _unquoted(match["value"])))
+                assignments.append((number, match["name"], _unquoted(match["value"])))
                 match = _MORE.match(line, match.end())
-    return found
+    return assignments
 
 
 def _uncommented(line: str) -> str:
@@ -113,20 +113,20 @@ _WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'])+""")
 
 def parse_unit(text: str) -> list[tuple[int, str, str]]:
     """(line, name, value) of every `Environment=` of a unit: words `A=b`, quoted whole or in part (systemd.exec(5))."""
-    found = []
+    assignments = []
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"\s*Environment\s*=(.*)", line)
         for word in _WORD.findall(match[1]) if match else ():
             name, equals, value = _unquoted(word).partition("=")
             if equals:
-                found.append((number, name, value))
-    return found
+                assignments.append((number, name, value))
+    return assignments
 
 
 def parse_environment_files(text: str) -> list[str]:
     """Absolute paths that a unit names as `EnvironmentFile=`, those that may be missing too; patterns are not expanded."""
-    found = re.findall(r"^\s*EnvironmentFile\s*=\s*-?(/\S+)\s*$", text, re.MULTILINE)
-    return [path for path in dict.fromkeys(found) if not set(path) & set("*?[%")]
+    paths = re.findall(r"^\s*EnvironmentFile\s*=\s*-?(/\S+)\s*$", text, re.MULTILINE)
+    return [path for path in dict.fromkeys(paths) if not set(path) & set("*?[%")]
 
 
 def _prologs(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
@@ -143,7 +143,7 @@ def _printed(text: str) -> str:
 def parse_prologs(text: str) -> list[str]:
     """Absolute paths of the scripts that slurm.conf names as Prolog, TaskProlog or SrunProlog; patterns are not expanded."""
     pattern = r"^\s*(?:Prolog|TaskProlog|SrunProlog)\s*=\s*([^\s#]+)"
-    paths = (part for found in re.findall(pattern, text, re.MULTILINE | re.IGNORECASE) for part in found.split(","))
+    paths = (part for value in re.findall(pattern, text, re.MULTILINE | re.IGNORECASE) for part in value.split(","))
     return list(dict.fromkeys(path for path in paths if path.startswith("/") and "*" not in path))
 
 
@@ -156,15 +156,15 @@ def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict
 
     Values of other names than the linter's families never leave this function: they may hold secrets.
     """
-    found: dict[tuple[str, None, str, str], None] = {}
+    entries: dict[tuple[str, None, str, str], None] = {}
     looked_at: set[str] = set()
     for job in jobs or ():
         for pid in _processes_of(scene, job):
             if pid not in looked_at:
                 pairs = parse_environ(scene.host.read(f"/proc/{pid}/environ") or "")
-                found.update({(_place(job), None, name, value): None for name, value in pairs})
+                entries.update({(_place(job), None, name, value): None for name, value in pairs})
                 looked_at.add(pid)
-    return [dict(zip(("where", "line", "name", "value"), entry)) for entry in found]
+    return [dict(zip(("where", "line", "name", "value"), entry)) for entry in entries]
 
 
 def _place(job: Mapping[str, str]) -> str:
@@ -176,11 +176,11 @@ def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
     if job["kind"] != "slurm":
         return [job["id"]]
     below = [str(process.pid) for process in scene.processes if step_of(process) == job["id"]]
-    found: list[str] = []
-    while below and len(found) < MOST:
+    pids: list[str] = []
+    while below and len(pids) < MOST:
         below = [child for pid in below for child in _children(scene, pid)]
-        found += below
-    return found[:MOST]
+        pids += below
+    return pids[:MOST]
 
 
 def _children(scene: Scene, pid: str) -> list[str]:

@@ -26,7 +26,7 @@ def collect(scene: Scene, imds: dict[str, str | None]) -> dict[str, Any]:
         "hyperpod": hyperpod.get("type"),
         "node.json": node.get("instance_type"),
     }
-    source = next((name for name, found in types.items() if found), None)
+    source = next((name for name, value in types.items() if value), None)
     instance = {
         "type": types[source] if source else None,
         "id": imds.get("id") or hyperpod.get("id") or _by_asset(scene),
@@ -42,11 +42,11 @@ def _json(scene: Scene, path: str) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        table = json.loads(text)
     except ValueError as error:
         scene.fault("instance", f"{path}: {error}")
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _by_firmware(scene: Scene) -> str | None:

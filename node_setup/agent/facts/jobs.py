@@ -19,7 +19,9 @@ def collect(scene: Scene) -> dict[str, Any]:
     return {"jobs": None if unread else [*jobs_of(scene.processes), *(on_gaudi(scene) if scene.has(HABANA) else ())]}
 
 
-def joined(by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]] | None) -> list[dict[str, str]] | None:
+def join_jobs(
+    by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]] | None
+) -> list[dict[str, str]] | None:
     """All jobs; None where none was seen and some place could not be read, so that the node may be busy."""
     seen = [*(by_process or ()), *(by_gpu or ())]
     return None if not seen and None in (by_process, by_gpu) else seen
@@ -57,11 +59,11 @@ _GAUDI = re.compile(r"/dev/(?:accel/accel|hl)\d+")
 
 def on_gaudi(scene: Scene) -> list[dict[str, str]]:
     """Python processes with an accelerator open: hl-smi lists none, and a node without Slurm has no other trace of them."""
-    found = []
+    jobs = []
     for process in scene.processes:
         opened = (
             scene.host.link(f"/proc/{process.pid}/fd/{name}") for name in scene.host.names(f"/proc/{process.pid}/fd")
         )
         if any(_GAUDI.fullmatch(path or "") for path in opened):
-            found.append({"kind": "hpu", "id": str(process.pid)})
-    return found
+            jobs.append({"kind": "hpu", "id": str(process.pid)})
+    return jobs

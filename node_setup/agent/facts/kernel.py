@@ -58,12 +58,12 @@ def in_boot_order(host: Host, folders: tuple[str, ...], suffix: str = ".conf") -
 
 def sysctl_files(host: Host) -> list[dict[str, Any]]:
     paths = in_boot_order(host, SYSCTL_FOLDERS)
-    found = [_sysctl_file(host, path) for path in paths]
-    linked = any(file["link"] == "/etc/sysctl.conf" for file in found)
+    files = [_sysctl_file(host, path) for path in paths]
+    linked = any(file["link"] == "/etc/sysctl.conf" for file in files)
     # Without systemd `sysctl --system` runs at boot, which reads the old file after all others.
     if not linked and not _systemd_sysctl(host) and host.exists("/etc/sysctl.conf"):
-        found.append(_sysctl_file(host, "/etc/sysctl.conf"))
-    return found
+        files.append(_sysctl_file(host, "/etc/sysctl.conf"))
+    return files
 
 
 def _systemd_sysctl(host: Host) -> bool:
@@ -78,13 +78,13 @@ def _sysctl_file(host: Host, path: str) -> dict[str, Any]:
 
 def parse_sysctl_file(text: str) -> dict[str, str]:
     """Keys in dots, white space in values as the kernel prints it; a leading `-` only says that errors do not matter."""
-    found = {}
+    values = {}
     for line in text.splitlines():
         key, equals, value = line.strip().partition("=")
         key = key.strip().lstrip("-").strip()
         if equals and key and key[0] not in "#;":
-            found[_dotted(key)] = " ".join(value.split())
-    return found
+            values[_dotted(key)] = " ".join(value.split())
+    return values
 
 
 def _dotted(key: str) -> str:
@@ -106,24 +106,24 @@ def _modules(scene: Scene) -> dict[str, Any]:
 
 
 def _parameters(scene: Scene) -> dict[str, str]:
-    found = {}
+    parameters = {}
     for key in scene.wanted.module_parameters:
         module, _, parameter = key.partition(".")
         value = scene.host.read(f"/sys/module/{module}/parameters/{parameter}")
         if value is not None:
-            found[key] = value.strip()
-    return found
+            parameters[key] = value.strip()
+    return parameters
 
 
 def parse_modprobe_file(text: str) -> dict[str, dict[str, str]]:
     """Options by module; of several lines for one parameter the last holds, as the kernel takes them in turn."""
-    found: dict[str, dict[str, str]] = {}
+    by_module: dict[str, dict[str, str]] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = _words(line)
         if len(words) > 2 and words[0] == "options":
-            options = found.setdefault(words[1].replace("-", "_"), {})
+            options = by_module.setdefault(words[1].replace("-", "_"), {})
             options.update((name, value) for name, _, value in (word.partition("=") for word in words[2:]))
-    return found
+    return by_module
 
 
 def _words(line: str) -> list[str]:
@@ -146,12 +146,12 @@ def _slurmd_limits(scene: Scene) -> dict[str, list[str]] | None:
 
 def parse_limits(text: str) -> dict[str, list[str]]:
     """[soft, hard] in the units of /proc/PID/limits: bytes, files, or `unlimited`."""
-    found = {}
+    limits = {}
     for title, name in _LIMITS.items():
         match = re.search(rf"^{title}\s+(\S+)\s+(\S+)", text, re.MULTILINE)
         if match:
-            found[name] = [match[1], match[2]]
-    return found
+            limits[name] = [match[1], match[2]]
+    return limits
 
 
 def limit_files(host: Host) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import functools
 import re
 from typing import Any, Callable
 
-from node_setup.agent.facts.scene import Mount, Scene, integer, parse_mounts, together
+from node_setup.agent.facts.scene import Mount, Scene, integer, parse_mounts, run_side_by_side
 from node_setup.agent.host import TIMED_OUT
 
 EMPTY: dict[str, Any] = {
@@ -63,7 +63,7 @@ def collect(scene: Scene) -> dict[str, Any]:
         calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
     for path in paths:
         calls[f"lustre.stripes.{path}"] = functools.partial(_stripe, scene, path, lfs)
-    found = together(scene, calls, within=3 * _ANSWER_SECONDS)
+    results = run_side_by_side(scene, calls, within=3 * _ANSWER_SECONDS)
     return {
         "lustre": {
             "client": _version(scene, lctl) if loaded else None,
@@ -72,14 +72,14 @@ def collect(scene: Scene) -> dict[str, Any]:
             "lfs": lfs,
             "lnetctl": lnetctl,
             "mounts": [_mount(mount) for mount in mounts],
-            "parameters": found.get("lustre.parameters", {}),
-            "nets": found.get("lustre.nets"),
-            "peers": found.get("lustre.peers"),
-            "preferred": found.get("lustre.preferred"),
-            "interface": found.get("lustre.interface"),
+            "parameters": results.get("lustre.parameters", {}),
+            "nets": results.get("lustre.nets"),
+            "peers": results.get("lustre.peers"),
+            "preferred": results.get("lustre.preferred"),
+            "interface": results.get("lustre.interface"),
             "aws_configured": _aws_configured(scene),
-            "stripes": {path: found[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
-            "osts": found.get("lustre.osts"),
+            "stripes": {path: results[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
+            "osts": results.get("lustre.osts"),
         }
     }
 
@@ -141,16 +141,16 @@ _PARAMETER = r"([\w-]+(?:\.[^\s=]+)+)=(.*)$"
 
 def parse_parameters(text: str) -> dict[str, str]:
     """`lctl get_param`: `name=value`, or `name=` with the value on lines of its own."""
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     name = None
     for line in text.splitlines():
         match = re.match(_PARAMETER, line)
         if match:
             name = match[1]
-            found[name] = match[2]
+            parameters[name] = match[2]
         elif name is not None:
-            found[name] = f"{found[name]}\n{line}".lstrip("\n")
-    return found
+            parameters[name] = f"{parameters[name]}\n{line}".lstrip("\n")
+    return parameters
 
 
 def by_pattern(patterns: tuple[str, ...], values: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -225,9 +225,9 @@ def _interface(scene: Scene) -> str | None:
     own = scene.host.run(["hostname", "-i"], _ANSWER_SECONDS)
     held = scene.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
     if own.ok and held.ok:
-        found = own_interface(own.out, held.out)
-        if found is not None:
-            return found
+        interface = own_interface(own.out, held.out)
+        if interface is not None:
+            return interface
     return default_interface(scene.host.read("/proc/net/route") or "")
 
 
@@ -236,22 +236,22 @@ def own_interface(own: str, held: str) -> str | None:
     several, as where the name is resolved to all addresses that the node has."""
     addresses = set(own.split())
     rows = [line.split() for line in held.splitlines()]
-    found = {row[1].partition("@")[0] for row in rows if len(row) > 3 and row[3].partition("/")[0] in addresses} - {
-        "lo"
-    }
-    return found.pop() if len(found) == 1 else None
+    interfaces = {
+        row[1].partition("@")[0] for row in rows if len(row) > 3 and row[3].partition("/")[0] in addresses
+    } - {"lo"}
+    return interfaces.pop() if len(interfaces) == 1 else None
 
 
 def default_interface(text: str) -> str | None:
     """Of /proc/net/route, the interface of the default route with the lowest metric; None without one."""
     rows = [line.split() for line in text.splitlines()[1:]]
-    found = [
+    routes = [
         (number, row[0])
         for row in rows
         if len(row) > 7 and row[1] == row[7] == "00000000"
         if (number := integer(row[6])) is not None
     ]
-    return min(found, default=(0, None))[1]
+    return min(routes, default=(0, None))[1]
 
 
 def _osts(scene: Scene, target: str) -> dict[str, Any] | None:
@@ -286,23 +286,23 @@ def parse_df(text: str) -> dict[str, Any]:
 
 def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
     """Read a directory's own entries (`empty`) and the layout that new files in it get, its own or an inherited one."""
-    found: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
+    state: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
     listed = scene.host.run(_list(path), _ANSWER_SECONDS)
     if not listed.ok:
         if "No such file or directory" in listed.err:
-            return {**found, "exists": False}
-        return {**found, "error": listed.complaint}
-    found = {**found, "exists": True, "empty": not listed.out.strip()}
+            return {**state, "exists": False}
+        return {**state, "error": listed.complaint}
+    state = {**state, "exists": True, "empty": not listed.out.strip()}
     if not lfs:
-        return {**found, "error": "there is no lfs"}
+        return {**state, "error": "there is no lfs"}
     printed = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
     layout = parse_layout(printed.out) if printed.ok else None
     if layout is None:
         return {
-            **found,
+            **state,
             "error": f"lfs getstripe: {printed.complaint if not printed.ok else 'no layout in what it printed'}",
         }
-    return {**found, "layout": layout}
+    return {**state, "layout": layout}
 
 
 _ENTRY = r"\b(?:lmm_)?(stripe_count|stripe_size|pattern|stripe_offset|pool|e_start|e_end):\s*(\S+)"

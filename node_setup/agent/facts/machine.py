@@ -53,7 +53,7 @@ def _kernel(scene: Scene) -> dict[str, Any]:
         "release": scene.text("/proc/sys/kernel/osrelease"),
         "arch": scene.text("/proc/sys/kernel/arch") or os.uname().machine,
         "cmdline": parse_cmdline(scene.host.read("/proc/cmdline") or ""),
-        "thp": chosen(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
+        "thp": bracketed_choice(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
     }
 
 
@@ -64,7 +64,7 @@ def parse_cmdline(text: str) -> dict[str, str]:
     return {name: value.strip('"') for name, _, value in pairs}
 
 
-def chosen(text: str) -> str | None:
+def bracketed_choice(text: str) -> str | None:
     """Return the bracketed choice of a kernel file, e.g. `madvise` of `always [madvise] never`."""
     match = re.search(r"\[([^\]\s]+)\]", text)
     return match[1] if match else None
@@ -122,12 +122,12 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def _disk(scene: Scene, path: str) -> dict[str, Any] | None:
-    found = space(scene.host, path)
-    if found is None:
+    stats = space(scene.host, path)
+    if stats is None:
         return None
     return {
-        "free_bytes": found.f_bavail * found.f_frsize,
+        "free_bytes": stats.f_bavail * stats.f_frsize,
         # File systems without a table of inodes, such as btrfs, say that they have none at all.
-        "free_inodes": integer(str(found.f_favail)) if found.f_files else None,
-        "read_only": bool(found.f_flag & os.ST_RDONLY),
+        "free_inodes": integer(str(stats.f_favail)) if stats.f_files else None,
+        "read_only": bool(stats.f_flag & os.ST_RDONLY),
     }

@@ -87,7 +87,7 @@ class Scene:
         return any(device.vendor == vendor and (not kinds or device.kind in kinds) for device in self.devices)
 
 
-def look(host: Host, wanted: Wanted) -> Scene:
+def read_scene(host: Host, wanted: Wanted) -> Scene:
     """Read the lists that several collectors need, once."""
     scene = Scene(host, wanted)
     scene.mounts = scene.guarded("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")) or []
@@ -106,13 +106,13 @@ def integer(text: str | None) -> int | None:
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    found = []
+    mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
             source, target, fstype = (_unescape(field) for field in fields[:3])
-            found.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
-    return found
+            mounts.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
+    return mounts
 
 
 def _unescape(text: str) -> str:
@@ -142,8 +142,8 @@ def _pci(host: Host) -> list[Device] | None:
     if not host.exists("/sys/bus"):
         return None
     slots = host.names("/sys/bus/pci/devices")
-    found = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
-    return [device for device in found if device is not None]
+    devices = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
+    return [device for device in devices if device is not None]
 
 
 _PROGRAMS = re.compile(r"slurm|python|pt_main|torchrun|chronyd|ntpd|systemd-timesyn|trainer")
@@ -154,15 +154,15 @@ tens of milliseconds."""
 def _processes(host: Host) -> list[Process]:
     # Half of a large node's processes are the kernel's own threads, children of process 2.
     kernel = set((host.read("/proc/2/task/2/children") or "").split())
-    found = []
+    processes = []
     for pid in host.names("/proc"):
         if pid.isdigit() and pid not in kernel:
             stat = host.read(f"/proc/{pid}/stat") or ""
             name = stat[stat.find("(") + 1 : stat.rfind(")")]
             if _PROGRAMS.search(name):
                 command = (host.read(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
-                found.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
-    return sorted(found, key=lambda process: (process.started, process.pid))
+                processes.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
+    return sorted(processes, key=lambda process: (process.started, process.pid))
 
 
 def start_ticks(stat: str) -> int | None:
@@ -171,7 +171,7 @@ def start_ticks(stat: str) -> int | None:
     return integer(fields[19]) if len(fields) > 19 else None
 
 
-def together(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
+def run_side_by_side(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
     """Results of calls made side by side, by name; None and an error for one that failed or did not end within so many s."""
     results: dict[str, Any] = {}
 

@@ -71,7 +71,7 @@ def _packages(scene: Scene) -> dict[str, Any]:
 def parse_dpkg(text: str, patterns: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
     """Names on hold, and versions of the installed packages that match a pattern.
 
-    Found by str.find: the table has some 700 kB, over which a regular expression takes some 4 ms for each pattern.
+    It is searched by str.find: the table has some 700 kB, over which a regular expression takes some 4 ms for each pattern.
     """
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     held: set[str] = set()
@@ -95,8 +95,8 @@ def parse_dpkg(text: str, patterns: tuple[str, ...]) -> tuple[list[str], dict[st
 def parse_versionlock(text: str) -> list[str]:
     """Names of dnf's locked packages, whose lines are `name-epoch:version-release.arch`."""
     lines = (line.strip() for line in text.splitlines())
-    found = (re.match(r"(.+?)-\d+:", line) for line in lines if line and line[0] not in "#!")
-    return [match[1] for match in found if match]
+    matches = (re.match(r"(.+?)-\d+:", line) for line in lines if line and line[0] not in "#!")
+    return [match[1] for match in matches if match]
 
 
 def _rpm(scene: Scene) -> dict[str, str] | None:

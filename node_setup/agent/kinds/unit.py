@@ -39,8 +39,8 @@ def _unit(setting: Setting, facts: Facts) -> list[Step | Remark]:
     return steps
 
 
-def _step(setting: Setting, part: str, found: str | None, wanted: str, verb: str) -> Step:
-    return Step(setting.id, part, setting.key, found, wanted, (Run(("systemctl", verb, setting.key)),))
+def _step(setting: Setting, part: str, current: str | None, wanted: str, verb: str) -> Step:
+    return Step(setting.id, part, setting.key, current, wanted, (Run(("systemctl", verb, setting.key)),))
 
 
 def no_systemd(facts: Facts) -> tuple[Status, str] | None:

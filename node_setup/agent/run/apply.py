@@ -43,7 +43,7 @@ def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
         trouble = _do(host, step, results)
         if trouble is not None:
             troubles[key(step)] = trouble
-        what = f"{step.setting} ({step.part}) {step.target}: {step.found} -> {step.wanted}"
+        what = f"{step.setting} ({step.part}) {step.target}: {step.current} -> {step.wanted}"
         log(what if trouble is None else f"{what} FAILED: {trouble}")
     return troubles
 

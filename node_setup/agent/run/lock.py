@@ -25,7 +25,7 @@ class NoLockError(Exception):
 
 
 @contextmanager
-def held(host: Host, wait_s: float, path: str = owned.LOCK) -> Iterator[int]:
+def hold(host: Host, wait_s: float, path: str = owned.LOCK) -> Iterator[int]:
     """Hold the node's lock inside; waits up to `wait_s` seconds, then BusyError names the holder. Or NoLockError.
 
     `path` names another lock, for what only may not happen twice at once.

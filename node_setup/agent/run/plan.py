@@ -84,8 +84,8 @@ def _profile_by_facts(facts: Facts, entry: Mapping[str, Any]) -> tuple[str, str]
     if _fact(facts, "gpu.present"):
         return "efa-gpu", "it has GPUs"
     if kind.startswith(GPU_FAMILIES) or entry.get("gpus") or entry.get("efa"):
-        return "efa-gpu", f"{kind or 'its group'} has GPUs or EFA, though none is found on the node"
-    return "cpu", "neither GPUs nor EFA nor Gaudi devices are found"
+        return "efa-gpu", f"{kind or 'its group'} has GPUs or EFA, though none is visible on the node"
+    return "cpu", "neither GPUs nor EFA nor Gaudi devices are visible"
 
 
 def _instance_type(facts: Facts, entry: Mapping[str, Any]) -> str:
@@ -214,7 +214,7 @@ def _group_mistakes(request: Request) -> Iterator[str]:
 def _step_row(step: Step, plan: Plan) -> dict[str, Any]:
     setting = plan.settings.get(step.setting)
     row: dict[str, Any] = {"setting": step.setting, "status": Status.CHANGE, "why": setting.reason if setting else ""}
-    row.update(part=step.part, target=step.target, found=step.found, wanted=step.wanted, needs=step.needs)
+    row.update(part=step.part, target=step.target, found=step.current, wanted=step.wanted, needs=step.needs)
     return {**row, "severity": setting.severity if setting else "should"}
 
 
@@ -228,7 +228,7 @@ def _remark_row(remark: Remark, plan: Plan) -> dict[str, Any]:
         "target": None,
     }
     row.update(
-        found=remark.found,
+        found=remark.current,
         wanted=remark.wanted,
         needs=setting.needs if setting and remark.status == Status.REBOOT else "",
     )

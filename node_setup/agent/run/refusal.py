@@ -25,9 +25,9 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
     """
     jobs = facts.get("jobs")
     if jobs is None:
-        return f"whether a job runs could not be read{_unread(facts)}; fix: look at the node, or --force"
+        return f"whether a job runs could not be read{_read_error(facts)}; fix: look at the node, or --force"
     if jobs:
-        return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
+        return f"a job runs: {_job_list(jobs)}; fix: drain the node and let the job end, or --force"
     notice = (facts.get("metadata") or {}).get("notice")
     if notice and is_near(notice) and not (to_reboot and notice.get("action") in REBOOTS):
         return f"an interruption is announced: {notice_text(notice)}; fix: let the instance be replaced, or --force"
@@ -40,7 +40,7 @@ def at_boot(facts: Facts) -> str | None:
     Not what could not be read, and no notice: a node that boots is better tuned than not.
     """
     jobs = [job for job in facts.get("jobs") or () if job["kind"] in GIVEN_TO_US]
-    return f"a job runs: {_named(jobs)}; fix: fab node-tune when it has ended" if jobs else None
+    return f"a job runs: {_job_list(jobs)}; fix: fab node-tune when it has ended" if jobs else None
 
 
 def is_near(notice: Mapping[str, Any]) -> bool:
@@ -61,12 +61,12 @@ def notice_text(notice: Mapping[str, Any]) -> str:
     return " ".join(str(notice[key]) for key in ("kind", "action") if notice.get(key)) + when
 
 
-def _named(jobs: Sequence[Mapping[str, Any]]) -> str:
+def _job_list(jobs: Sequence[Mapping[str, Any]]) -> str:
     names = ", ".join(f"{job['kind']} {job['id']}" for job in jobs[:_NAMED])
     return f"{names} and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else names
 
 
-def _unread(facts: Facts) -> str:
+def _read_error(facts: Facts) -> str:
     """Return the error that is to blame, if any."""
     why = [
         error["why"]

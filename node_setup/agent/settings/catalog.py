@@ -173,7 +173,7 @@ def _is_formula(per: Any) -> bool:
     )
 
 
-def wanted(settings: Iterable[Setting], document: Mapping[str, Any]) -> Wanted:
+def wanted_facts(settings: Iterable[Setting], document: Mapping[str, Any]) -> Wanted:
     """Return what has to be read on a node so that these settings can be planned for it."""
     settings = list(settings)
     keys: dict[str, list[str]] = {}

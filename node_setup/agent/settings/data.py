@@ -16,8 +16,8 @@ def tables() -> dict[str, Any]:
     """Every file of settings by its stem (`kernel`, `variables`, `xid`); callers do not change what they get."""
     packed = _packed()
     if packed is not None:
-        found: dict[str, Any] = json.loads(packed)
-        return found
+        content: dict[str, Any] = json.loads(packed)
+        return content
     return _from_files()
 
 

@@ -23,22 +23,24 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-resiliency-sl
 
 @dataclass(frozen=True)
 class Result:
-    """`found` and `expected` are short texts for a table; `seconds` is what the check took."""
+    """`actual` and `expected` are short texts for a table; `seconds` is what the check took."""
 
     check: str
     status: Status
     why: str
     action: str = NONE
-    found: str | None = None
+    actual: str | None = None
     expected: str | None = None
     seconds: float = 0.0
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    return asdict(replace(result, seconds=round(result.seconds, 3)))
+    """Return the result as JSON data, where `actual` is called `found`."""
+    values = asdict(replace(result, seconds=round(result.seconds, 3)))
+    return {"found" if name == "actual" else name: value for name, value in values.items()}
 
 
-def known(facts: Mapping[str, Any], *path: str) -> Any:
+def fact_at(facts: Mapping[str, Any], *path: str) -> Any:
     """Return the fact at this path; None where it or anything on the way to it is missing or could not be read."""
     value: Any = facts
     for part in path:
@@ -56,23 +58,23 @@ def reason(facts: Mapping[str, Any], where: str) -> str:
     return why[0] if why else ""
 
 
-def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
+def unread_result(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
     """Return the result of a check whose facts could not be read."""
     why = reason(facts, where)
     return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {why}" if why else ""))
 
 
-def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
+def judge_count(check: str, count: int, expected: int, what: str, action: str) -> Result:
     """Judge devices by their number: too few fail, more than expected warn."""
-    if expected == 0 and found == 0:
+    if expected == 0 and count == 0:
         return Result(check, Status.SKIPPED, f"the type has no {what}")
-    if found < expected:
-        status, why = Status.FAILED, f"{expected - found} of {expected} {what} are missing"
-    elif found > expected:
+    if count < expected:
+        status, why = Status.FAILED, f"{expected - count} of {expected} {what} are missing"
+    elif count > expected:
         status, why = Status.WARNING, f"more {what} than the type has, or than the cluster attaches"
     else:
         status, why = Status.OK, "all there"
-    return Result(check, status, why, action if status == Status.FAILED else NONE, str(found), str(expected))
+    return Result(check, status, why, action if status == Status.FAILED else NONE, str(count), str(expected))
 
 
 def worst(results: Iterable[Result]) -> Result | None:

@@ -22,7 +22,7 @@ def check_all(facts: Facts, request: Request) -> list[Result]:
     for row in planning.rows(made):
         kind = made.settings[row["setting"]].kind
         rows[APART.get(kind, "settings")].append(row)
-    return [judge(check, found, made.settings) for check, found in rows.items()]
+    return [judge(check, setting_rows, made.settings) for check, setting_rows in rows.items()]
 
 
 def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Result:
@@ -42,7 +42,7 @@ def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, 
         status, why = Status.WARNING, f"not as planned: {_names(off)}; fix: fab node-tune"
     else:
         status, why = Status.OK, "as planned"
-    return Result(check, status, why, found=f"{in_sync} in sync", expected=str(len(rows)))
+    return Result(check, status, why, actual=f"{in_sync} in sync", expected=str(len(rows)))
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> str:

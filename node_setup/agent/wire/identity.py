@@ -20,7 +20,7 @@ class Identity(NamedTuple):
     compiled: str | None = None
 
 
-def installed(host: Host) -> str | None:
+def installed_sha(host: Host) -> str | None:
     """Hexadecimal SHA-256 of the agent that the boot unit runs; None where there is none to read."""
     try:
         return sha256(host.path(owned.AGENT).read_bytes()).hexdigest()

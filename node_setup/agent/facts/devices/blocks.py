@@ -8,7 +8,7 @@ import re
 import struct
 from typing import Any
 
-from node_setup.agent.facts.machine import chosen
+from node_setup.agent.facts.machine import bracketed_choice
 from node_setup.agent.facts.scene import Scene
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
@@ -67,14 +67,14 @@ def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
 
 def _places(scene: Scene) -> Places:
     """Return (mount point, file system) by device, by its number `259:0` and its path; swap counts as mounted, as in lsblk."""
-    found: Places = {}
+    places: Places = {}
     for mount in scene.mounts:
-        found.setdefault(mount.source, []).append((mount.target, mount.fstype))
+        places.setdefault(mount.source, []).append((mount.target, mount.fstype))
     for number, target, fstype in parse_mountinfo(scene.host.read("/proc/self/mountinfo") or ""):
-        found.setdefault(number, []).append((target, fstype))
+        places.setdefault(number, []).append((target, fstype))
     for line in (scene.host.read("/proc/swaps") or "").splitlines()[1:]:
-        found.setdefault(line.split()[0] if line.split() else "", []).append(("[SWAP]", "swap"))
-    return found
+        places.setdefault(line.split()[0] if line.split() else "", []).append(("[SWAP]", "swap"))
+    return places
 
 
 def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
@@ -94,12 +94,12 @@ def _mounted(scene: Scene, folder: str, name: str, places: Places) -> list[tuple
 
 def _below(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
     """Where a device is mounted, itself or what is built on it: an array, a logical volume."""
-    found = _mounted(scene, folder, name, places)
+    targets = _mounted(scene, folder, name, places)
     for holder in scene.host.names(f"{folder}/holders"):
         mapped = scene.text(f"/sys/block/{holder}/dm/name")
-        found += places.get(f"/dev/mapper/{mapped}", []) if mapped else []
-        found += _below(scene, f"/sys/block/{holder}", holder, places)
-    return list(dict.fromkeys(found))
+        targets += places.get(f"/dev/mapper/{mapped}", []) if mapped else []
+        targets += _below(scene, f"/sys/block/{holder}", holder, places)
+    return list(dict.fromkeys(targets))
 
 
 def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
         "model": model,
         "bytes": _size(scene, name),
         "instance_store": model == INSTANCE_STORE,
-        "scheduler": chosen(schedulers) or (schedulers.strip() or None),
+        "scheduler": bracketed_choice(schedulers) or (schedulers.strip() or None),
         "schedulers": schedulers.replace("[", "").replace("]", "").split(),
         **use,
         "root": "/" in use["mountpoints"],

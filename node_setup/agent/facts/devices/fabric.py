@@ -71,7 +71,7 @@ def _domains(scene: Scene) -> list[str] | None:
     done = scene.host.run(command, 30.0)
     if done.ok:
         return parse_domains(done.out)
-    # -61 is ENODATA: libfabric looked and found no device, which is an answer.
+    # -61 is ENODATA: libfabric searched and there is no device, which is an answer.
     if "-61" in done.out + done.err:
         return []
     scene.fault("efa.domains", f"fi_info: {done.complaint}")
@@ -80,12 +80,12 @@ def _domains(scene: Scene) -> list[str] | None:
 
 def parse_domains(text: str) -> list[str]:
     """Domains of `fi_info -p efa -t FI_EP_RDM`, each once: the fabrics `efa` and `efa-direct` both list all of them."""
-    found: dict[str, None] = {}
+    domains: dict[str, None] = {}
     for block in re.split(r"^provider:", text, flags=re.MULTILINE)[1:]:
         values = dict(re.findall(r"^\s+(\w+):\s*(\S+)", block, re.MULTILINE))
         if block.strip().split("\n", 1)[0].strip() == "efa" and values.get("type", "FI_EP_RDM") == "FI_EP_RDM":
-            found.setdefault(values.get("domain", ""))
-    return [name for name in found if name]
+            domains.setdefault(values.get("domain", ""))
+    return [name for name in domains if name]
 
 
 def parse_installed(text: str) -> tuple[str | None, str | None]:
@@ -97,10 +97,10 @@ def parse_installed(text: str) -> tuple[str | None, str | None]:
 
 def _plugins(scene: Scene) -> list[str]:
     """One file of each folder that holds the plugin: two folders are two plugins, of which the loader takes either."""
-    found: dict[str, str] = {}
+    plugins: dict[str, str] = {}
     for folder in PLUGIN_FOLDERS:
         names = [name for name in scene.host.names(folder) if _PLUGIN.match(name)]
         if names:
             real = posixpath.realpath(str(scene.host.path(f"{folder}/{names[0]}")))
-            found.setdefault(posixpath.dirname(real), f"{folder}/{names[0]}")
-    return list(found.values())
+            plugins.setdefault(posixpath.dirname(real), f"{folder}/{names[0]}")
+    return list(plugins.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable
 
-from node_setup.agent.facts.scene import Scene, integer, together
+from node_setup.agent.facts.scene import Scene, integer, run_side_by_side
 
 EMPTY: dict[str, Any] = {"gpu": dict.fromkeys(("present", "driver", "devices", "fabric_manager", "nvlinks", "xids"))}
 NVIDIA = 0x10DE
@@ -53,7 +53,7 @@ def collect(scene: Scene) -> dict[str, Any]:
         "gpu.xids": lambda: _xids(scene),
         "gpu.fabric_manager": lambda: _fabric_manager(scene),
     }
-    rows, nvlinks, processes, xids, manager = together(scene, calls, within=2 * _SECONDS).values()
+    rows, nvlinks, processes, xids, manager = run_side_by_side(scene, calls, within=2 * _SECONDS).values()
     devices = None if rows is None else [device_of(row) for row in rows]
     gpu = {
         "present": True,
@@ -101,15 +101,15 @@ def _without(fields: tuple[str, ...], unknown: str) -> tuple[str, ...]:
 
 def parse_rows(fields: tuple[str, ...], text: str) -> list[dict[str, str | None]]:
     """Lines of values by field, `N/A` and the like as None; a line with a different number of values is not of a GPU."""
-    found = []
+    rows = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(fields) and (fields[0] != "index" or values[0].isdigit()):
-            found.append({name: known(value) for name, value in zip(fields, values)})
-    return found
+            rows.append({name: parse_value(value) for name, value in zip(fields, values)})
+    return rows
 
 
-def known(value: str) -> str | None:
+def parse_value(value: str) -> str | None:
     """None for what nvidia-smi says of a field that the GPU does not have: `N/A`, `[N/A]`, `[Not Supported]`, …"""
     return (
         None
@@ -197,16 +197,16 @@ def parse_nvlink_errors(text: str) -> dict[str, int]:
 
 
 def _by_gpu(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_gpu: dict[str, list[str]] = {}
     gpu = None
     for line in text.splitlines():
         head = re.match(r"GPU (\d+):", line)
         if head:
             gpu = head[1]
-            found[gpu] = []
+            by_gpu[gpu] = []
         elif gpu is not None and re.match(r"\s+Link \d+:", line):
-            found[gpu].append(line)
-    return found
+            by_gpu[gpu].append(line)
+    return by_gpu
 
 
 def _fabric_manager(scene: Scene) -> str | None:
@@ -238,16 +238,16 @@ def parse_xids(text: str) -> list[dict[str, Any]]:
 
     Some drivers tell of a GPU that fell off the bus without a number; that is what Xid 79 means (NVIDIA, Xid errors).
     """
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     lost = ""
     for line in text.splitlines():
         match, gone = re.search(_XID, line), re.search(_LOST, line)
         if match:
             switch = "SXid" in line
-            found.append({"xid": int(match[2]), "pci": match[1], "text": match[3].strip(), "switch": switch})
+            events.append({"xid": int(match[2]), "pci": match[1], "text": match[3].strip(), "switch": switch})
         elif gone:
             lost = gone[1]
         elif lost and "fallen off the bus and is not responding" in line:
-            found.append({"xid": 79, "pci": lost, "text": "GPU has fallen off the bus", "switch": False})
+            events.append({"xid": 79, "pci": lost, "text": "GPU has fallen off the bus", "switch": False})
             lost = ""
-    return found
+    return events

@@ -62,8 +62,8 @@ class OwnedLines:
         actions = (*self.before, write, *self.after)
         return [self._step(name, now.get(name), target.get(name, ""), actions) for name in changed]
 
-    def _step(self, setting: str, found: str | None, wanted: str, actions: tuple[Action, ...]) -> Step:
-        before = None if found is None else _shown(found)
+    def _step(self, setting: str, current: str | None, wanted: str, actions: tuple[Action, ...]) -> Step:
+        before = None if current is None else _shown(current)
         return Step(setting, PERSISTED, self.path, before, _shown(wanted), actions, self.needs.get(setting, ""))
 
     def _tidied(self, target: Mapping[str, str], facts: Facts, request: Request) -> list[str]:

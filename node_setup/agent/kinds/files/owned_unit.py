@@ -15,10 +15,10 @@ def in_place(setting: Setting, wanted: Mapping[str, str], enabled: str, facts: F
     service: Mapping[str, object] = (facts.get("services") or {}).get(unit) or {}
     if not stale and service.get("enabled") == "enabled":
         return None
-    found = "missing" if all(files[path] is None for path in wanted) else "not enabled" if not stale else "differs"
+    current = "missing" if all(files[path] is None for path in wanted) else "not enabled" if not stale else "differs"
     writes: tuple[Action, ...] = tuple(Write(path, wanted[path]) for path in stale)
     follow = (Run(("systemctl", "daemon-reload")), Run(("systemctl", "enable", unit)))
-    return Step(setting.id, PERSISTED, next(iter(wanted)), found, "as planned, enabled", (*writes, *follow))
+    return Step(setting.id, PERSISTED, next(iter(wanted)), current, "as planned, enabled", (*writes, *follow))
 
 
 def name(path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.files import owned_unit
-from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.files.removal import plan_removal
 from node_setup.agent.kinds.gpu.persistence import owner, without_gpu
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
@@ -22,7 +22,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
         Run(("systemctl", "disable", owned_unit.name(owned.CLOCKS_UNIT))),
         Run(("systemctl", "daemon-reload")),
     )
-    planned = dropped(owned.CLOCKS_UNIT, chosen, facts, request, (before,), (after,))
+    planned = plan_removal(owned.CLOCKS_UNIT, chosen, facts, request, (before,), (after,))
     return planned + [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
@@ -65,10 +65,10 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
 def _runtime(setting: Setting, devices: Sequence[Mapping[str, Any]]) -> list[Step | Remark]:
     planned: list[Step | Remark] = []
     for device in devices:
-        found, wanted = _text(device["applications"]), _text(device["max"])
-        if found != wanted:
+        current, wanted = _text(device["applications"]), _text(device["max"])
+        if current != wanted:
             command = Run(("nvidia-smi", "-i", str(device["index"]), "-ac", wanted))
-            planned.append(Step(setting.id, RUNTIME, f"gpu {device['index']}", found, wanted, (command,)))
+            planned.append(Step(setting.id, RUNTIME, f"gpu {device['index']}", current, wanted, (command,)))
     return planned
 
 

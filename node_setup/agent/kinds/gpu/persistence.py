@@ -92,8 +92,8 @@ def _running(setting: Setting, facts: Facts) -> list[Step | Remark]:
     steps: list[Step | Remark] = []
     if stale:
         actions = (Write(owned.PERSISTENCED, DROP_IN), Run(("systemctl", "daemon-reload")))
-        found = "missing" if file is None else "differs"
-        steps.append(Step(setting.id, PERSISTED, owned.PERSISTENCED, found, "with --persistence-mode", actions))
+        current = "missing" if file is None else "differs"
+        steps.append(Step(setting.id, PERSISTED, owned.PERSISTENCED, current, "with --persistence-mode", actions))
     if off:
         restart = Run(("systemctl", "restart", DAEMON))
         steps.append(Step(setting.id, RUNTIME, "persistence mode", f"{off} without", "Enabled", (restart,)))

@@ -13,7 +13,7 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.files import owned_unit
-from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.files.removal import plan_removal
 from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Remove, Request, Run, Setting, Step, Write
@@ -34,7 +34,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     """`Setting.value` is the number of interfaces."""
     unit = owned_unit.name(owned.LNET_UNIT)
     before, after = Run(("systemctl", "disable", unit)), Run(("systemctl", "daemon-reload"))
-    planned = dropped(owned.LNET_UNIT, chosen, facts, request, (before,), (after,))
+    planned = plan_removal(owned.LNET_UNIT, chosen, facts, request, (before,), (after,))
     for setting in chosen:
         if setting.id in selected:
             planned += [*_plan_one(setting, facts, request), *_lost_mount(setting, facts, request)]

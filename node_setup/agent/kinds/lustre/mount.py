@@ -67,10 +67,10 @@ def lustre_at(facts: Facts, path: str) -> Mapping[str, Any] | None:
     return next((mount for mount in reversed(lustre_mounts(facts)) if mount["target"] == path), None)
 
 
-def same_source(found: str, wanted: str) -> bool:
+def same_source(current: str, wanted: str) -> bool:
     """mount.lustre hands the kernel addresses for names, so `10.0.0.5@tcp:/abc` may be what `fs-1.example@tcp:/abc` became: the
     file system's own name decides, and the server's where both are names."""
-    servers, _, name = found.rpartition(":/")
+    servers, _, name = current.rpartition(":/")
     server, _, wanted_name = wanted.rpartition(":/")
     hosts = [server.partition("@")[0] for server in re.split("[,:]", servers) if server]
     host = server.partition("@")[0]
@@ -154,14 +154,14 @@ def _verified(setting: Setting, spec: MountSpec, facts: Facts) -> Remark | None:
     if not mounts:
         return None
     mount = mounts[-1]
-    found = f"{mount['source']}, {mount['fstype']}"
+    current = f"{mount['source']}, {mount['fstype']}"
     if mount["fstype"] != "lustre":
         return Remark(
-            setting.id, Status.CONFLICT, f"{spec.path} holds another file system; fix: unmount it", found, spec.source
+            setting.id, Status.CONFLICT, f"{spec.path} holds another file system; fix: unmount it", current, spec.source
         )
     if spec.source is not None and not same_source(mount["source"], spec.source):
         why = f"another file system is mounted at {spec.path}; fix: stop its jobs, then umount {spec.path}"
-        return Remark(setting.id, Status.CONFLICT, why, found, spec.source)
+        return Remark(setting.id, Status.CONFLICT, why, current, spec.source)
     missing = [
         option for option in spec.options.split(",") if option not in UNSEEN_OPTIONS and option not in mount["options"]
     ]

@@ -59,7 +59,7 @@ def layout_of(options: Sequence[str]) -> dict[str, Any]:
     return {"components": components}
 
 
-def found_layout(fact: Mapping[str, Any]) -> Layout:
+def layout_of_fact(fact: Mapping[str, Any]) -> Layout:
     """Return a layout from the facts (`node_setup.agent.facts.lustre.parse_layout`): a plain one has no components there, and
     the end of a file is None."""
     parts = fact["components"] or [{**fact, "end": None}]
@@ -69,10 +69,10 @@ def found_layout(fact: Mapping[str, Any]) -> Layout:
     }
 
 
-def same(wanted: Layout, found: Layout) -> bool:
-    """Whether `found` is all that `wanted` says; what it leaves open may be anything."""
-    pairs = list(zip(wanted["components"], found["components"]))
-    return len(wanted["components"]) == len(found["components"]) == len(pairs) and all(
+def same(wanted: Layout, current: Layout) -> bool:
+    """Whether `current` is all that `wanted` says; what it leaves open may be anything."""
+    pairs = list(zip(wanted["components"], current["components"]))
+    return len(wanted["components"]) == len(current["components"]) == len(pairs) and all(
         want[key] is None or want[key] == have[key] for want, have in pairs for key in ("end", "count", "size")
     )
 
@@ -112,22 +112,22 @@ def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Fa
             setting.id, Status.FAILED, f"{path} is not below {root}; fix: storage.lustre of the cluster", wanted=wanted
         )
     striped = Run(("lfs", "setstripe", *options, path))
-    found = (facts["lustre"]["stripes"] or {}).get(path)
-    if found is None or found["exists"] is None:
-        why = found["error"] if found and found.get("error") else "it was not read"
+    state = (facts["lustre"]["stripes"] or {}).get(path)
+    if state is None or state["exists"] is None:
+        why = state["error"] if state and state.get("error") else "it was not read"
         return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
-    if not found["exists"]:
+    if not state["exists"]:
         # As /scratch: of whom root's new directory would be, no job could write into it. One that is there keeps its mode.
         made = Run(("mkdir", "-p", "-m", "1777", path))
         return Step(setting.id, PERSISTED, path, "missing", f"{wanted}, for all to write in (1777)", (made, striped))
-    if found["layout"] is None or found["empty"] is None:
-        why = found.get("error") or "its layout could not be read"
+    if state["layout"] is None or state["empty"] is None:
+        why = state.get("error") or "its layout could not be read"
         return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
-    current = found_layout(found["layout"])
+    current = layout_of_fact(state["layout"])
     shown = text_of(current)
     if same(layout, current):
         return Remark(setting.id, Status.OK, f"{path} has its layout", shown, wanted)
-    if not found["empty"]:
+    if not state["empty"]:
         why = (
             f"{path} holds files and stays as it is; fix: `lfs setstripe` for new files, `lfs migrate` for those there"
         )

@@ -9,7 +9,7 @@ from node_setup.agent.kinds.files.owned_lines import unwritable
 from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Remove, Request, Setting, Step
 
 
-def dropped(
+def plan_removal(
     path: str,
     chosen: Sequence[Setting],
     facts: Facts,
