@@ -20,7 +20,7 @@ class _Part(BaseModel):
 
 
 class Row(_Part):
-    """One setting or one part of it; `needs` and `severity` are as in `settings/*.toml`."""
+    """This is one setting or one part of it; `needs` and `severity` are as in `settings/*.toml`."""
 
     setting: str
     status: Status
@@ -32,14 +32,14 @@ class Row(_Part):
 
 
 class Trouble(_Part):
-    """An error of the agent and where it met it."""
+    """This is an error of the agent and where it met it."""
 
     where: str
     why: str
 
 
 class Finding(_Part):
-    """A variable of the environment that does harm."""
+    """This is a variable of the environment that does harm."""
 
     where: str
     line: int | None = None
@@ -51,7 +51,7 @@ class Finding(_Part):
 
 
 class Check(_Part):
-    """One check of `verify`."""
+    """This is one check of `verify`."""
 
     check: str
     status: Status
@@ -104,7 +104,7 @@ class Boot(_Part):
 
 
 class Answer(_Part):
-    """The answer to any command: each fills its own fields, and one that failed may have errors alone.
+    """This is the answer to any command: each fills its own fields, and one that failed may have errors alone.
 
     `agent` is the SHA-256 of the agent that answered. `drain` is a reason for scontrol, `did` what `node-reboot` made of it.
     """
@@ -152,11 +152,11 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "verify": ("results", "facts_digest", "ready"),
     "reboot-check": ("agent", "boot"),
 }
-"""What each command answers with when it came to its end."""
+"""Each command answers with these fields when it came to its end."""
 
 
 class NoAnswerError(Exception):
-    """Why a text is not an answer of our agent."""
+    """A text is not an answer of our agent; the message says why."""
 
 
 def parse(body: Mapping[str, Any]) -> Answer:

@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact of one group. `majority` is what more than half of the nodes have, as text; None where there is no such value
-    and `hosts` therefore holds all of them. A node that does not know the fact has None."""
+    """This is one fact of one group. `majority` is what more than half of the nodes have, as text; None where there is no such
+    value and `hosts` therefore holds all of them. A node that does not know the fact has None."""
 
     group: str
     key: str
@@ -26,7 +26,7 @@ class Difference:
 
 
 def find_differences(digests: Mapping[str, Mapping[str, Any]], groups: Mapping[str, str]) -> list[Difference]:
-    """Facts that are not the same on all nodes of a group (by host; hosts without one are compared with each other).
+    """Return the facts that are not the same on all nodes of a group (by host; hosts without one are compared with each other).
 
     A fact that no node of a group has is not a difference, nor is any fact of a group with one node.
     """
@@ -54,7 +54,7 @@ def _difference(group: str, key: str, values: Mapping[str, str | None]) -> Diffe
 
 
 def _text(value: Any) -> str | None:
-    """Values by what they are, not by how they are spelled: lists and tables compare by content."""
+    """Write values by what they are, not by how they are spelled: lists and tables compare by content."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True)

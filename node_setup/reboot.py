@@ -20,17 +20,18 @@ from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
 
 IDS = 25
-"""Instance ids that BatchRebootClusterNodes takes at once (SageMaker API reference)."""
+"""BatchRebootClusterNodes takes so many instance ids at once (SageMaker API reference)."""
 POLL_INTERVAL_S = 2.0
 POLL_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 120.0
-"""What the boot unit has to apply what does not outlast a boot, after sshd answers."""
+"""So long after sshd answers the boot unit has to apply what does not outlast a boot."""
 REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
 """A connection that waits for its own end may wait forever (pyinfra issues 1708 and 1711)."""
 
 
 def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
-    """Reboot nodes: status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
+    """Reboot nodes; status 0 means back and in sync, 2 back and not in sync. UserError where nothing may be rebooted this
+    way."""
     seconds = number("--wait", wait, 30, 86400) or 0
     nodes = run.inventory.nodes
     if any(node.local for node in nodes):
@@ -45,7 +46,7 @@ def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class HyperPodReboot:
-    """Nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""
+    """These are the nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""
 
     outcomes: list[Outcome]
     commands: list[str]
@@ -53,7 +54,7 @@ class HyperPodReboot:
 
 
 def belongs_to_hyperpod(run: FleetRun) -> bool:
-    """HyperPod may take a node for faulty that goes away without it."""
+    """Check whether HyperPod owns the nodes: it may take a node for faulty that goes away without it."""
     cluster = run.inventory.cluster
     return bool(cluster and cluster.nodes.hyperpod_cluster)
 

@@ -24,7 +24,7 @@ _NOTHING = Answer(version=1)
 
 def exit_code(outcomes: Iterable[Outcome], least: int = DONE) -> int:
     """Return the worst node's code: failed, refused or not begun, then not reached, then different from what is wanted or not
-    ready. `least` is what else the run came to."""
+    ready. `least` is the code of what else the run did."""
     codes = {least, *(_code(outcome) for outcome in outcomes)}
     return next((code for code in (FAILED, UNREACHABLE, DIFFERS) if code in codes), DONE)
 
@@ -38,7 +38,7 @@ def _code(outcome: Outcome) -> int:
 
 
 def as_json(command: str, outcomes: Sequence[Outcome], code: int, **more: Any) -> dict[str, Any]:
-    """One object for a run. `nodes` holds for each node its outcome and, as `result`, its agent's answer."""
+    """Return one object for a run. `nodes` holds for each node its outcome and, as `result`, its agent's answer."""
     return {
         "version": VERSION,
         "command": command,
@@ -151,7 +151,8 @@ def _details(outcome: Outcome) -> list[str]:
 
 
 def shared_blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Lines under the names of the nodes that share all of them: a fleet that needs the same reads like one node."""
+    """Return lines under the names of the nodes that share all of them: a fleet that needs the same is reported like one
+    node."""
     sharing: dict[tuple[str, ...], list[str]] = {}
     for name, lines in details:
         if lines:
@@ -164,7 +165,7 @@ def shared_blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def trouble_lines(outcome: Outcome) -> list[str]:
-    """Why a node gave no answer, refused, or failed; one line each."""
+    """Return why a node gave no answer, refused, or failed; one line each."""
     lines = []
     if outcome.why:
         lines.append(f"{outcome.kind}: {outcome.why}" + (f"; fix: {outcome.fix}" if outcome.fix else ""))
@@ -211,7 +212,7 @@ def _place(finding: Finding) -> str:
 
 
 def _grouped(title: str, outcomes: Sequence[Outcome], details_of: Callable[[Outcome], list[str]]) -> list[str]:
-    """Each line once, with the nodes that share it unless all do."""
+    """Return each line once, with the nodes that share it unless all do."""
     sharing: dict[str, list[str]] = {}
     for outcome in outcomes:
         for line in details_of(outcome):
@@ -225,7 +226,7 @@ def _grouped(title: str, outcomes: Sequence[Outcome], details_of: Callable[[Outc
 
 
 def name_list(names: Sequence[str], most: int = 4) -> str:
-    """`node1, node2 and 6 more`."""
+    """Write names like `node1, node2 and 6 more`."""
     rest = len(names) - most
     return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest} more"
 

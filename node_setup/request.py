@@ -18,8 +18,8 @@ SPELLING = "ID=VALUE, ID=on or ID=off"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What flags say, the same for all nodes; the fields are those of `agent.model.Request`, but for `skipped`: which of the
-    overrides `--skip` made."""
+    """This is what flags say, the same for all nodes; the fields are those of `agent.model.Request`, but for `skipped`: which
+    of the overrides `--skip` made."""
 
     overrides: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
@@ -63,7 +63,8 @@ def parse_tuning(
 
 
 def check_tuning(tuning: Tuning, cluster: Cluster | None) -> Tuning:
-    """Return the same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
+    """Return `tuning` unchanged; UserError for what every agent would refuse: unknown settings and profiles, values out of
+    range."""
     request = Request(document=_document(cluster), overrides=tuning.overrides, only=tuning.only, profile=tuning.profile)
     try:
         problems = list(plan.mistakes(catalog.load(), request))

@@ -18,7 +18,7 @@ _FINE = (Status.OK, Status.SKIPPED)
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
-    """Facts in which a node differs from most of its group's."""
+    """Return the facts in which a node differs from most of its group."""
     answers = {outcome.node.name: outcome.answer for outcome in outcomes if outcome.answer}
     digests = {name: answer.facts_digest for name, answer in answers.items() if answer.facts_digest is not None}
     return find_differences(digests, {outcome.node.name: outcome.node.group or "" for outcome in outcomes})
@@ -42,7 +42,7 @@ def lines(outcomes: Sequence[Outcome], differences: Sequence[Difference]) -> lis
 
 
 def drain_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """`node reason`, one line for each node with a fault; scontrol takes the rest of the line as a reason."""
+    """Return `node reason`, one line for each node with a fault; scontrol takes the rest of the line as a reason."""
     return [
         plain(f"{outcome.node.name} {outcome.answer.drain}")
         for outcome in outcomes

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 
 def start() -> int:
-    """Load the agent's modules compiled where `compiled` has left them so, from the packed agent itself otherwise."""
+    """Load the agent's modules as bytecode where `compiled` has stored it, otherwise from the packed agent."""
     archive = getattr(globals().get("__loader__"), "archive", None)
     path = digest = compiled = None
     if archive is not None:

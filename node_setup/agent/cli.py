@@ -35,7 +35,7 @@ status: 0 in sync or done, 1 failed, 2 drift (plan) or not ready (verify), 4 ref
 
 
 class Invocation(NamedTuple):
-    """The command line, checked."""
+    """Hold the checked command line."""
 
     command: str
     sha: str | None = None
@@ -46,7 +46,7 @@ class Invocation(NamedTuple):
 
 
 class StoppedError(BaseException):
-    """A signal ended us. A BaseException, so that the guards around single facts do not catch it."""
+    """A signal ended the agent. It is a BaseException, so that the guards around single facts do not catch it."""
 
 
 def main(arguments: Sequence[str], identity: Identity) -> int:
@@ -162,7 +162,7 @@ def _lnet(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]
 
 
 def _reboot_check(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
-    """Tell one boot from the next, and say what speaks against a reboot now."""
+    """Return what identifies this boot, and why the node may not be rebooted now."""
     from node_setup.agent.facts import collect
     from node_setup.agent.facts.wanted import Wanted
     from node_setup.agent.run.refusal import refusal
@@ -243,7 +243,7 @@ def _failure(identity: Identity, where: str, lines: Sequence[str]) -> dict[str, 
 
 
 def _place(error: Exception) -> str:
-    """File, line and function of the innermost frame that is ours."""
+    """Return file, line and function of the innermost frame that is ours."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)

@@ -23,13 +23,14 @@ from node_setup.fleet.transport import Deadline
 
 GOOD = ("ok", "unmeasured")
 LEAST_S = 30.0
-"""With less time left no all-reduce begins: NCCL alone takes that long to start on many nodes."""
+"""With less time than this no all-reduce begins: NCCL alone takes that long to start on many nodes."""
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What one group's all-reduce came to; `measured` is None where it was not run, and `why` says why, or what went wrong.
+    """This is the result of one group's all-reduce; `measured` is None where it was not run, and `why` says why, or what went
+    wrong.
 
     `left_out` are ready nodes that were not to be disturbed, with the reason. `unable`: it was requested, had
     the nodes to run on, and still could not run.
@@ -49,8 +50,8 @@ class Reduction:
 def all_reduce(
     run: FleetRun, outcomes: Sequence[Outcome], deadline: Deadline, named: Programs = UNNAMED
 ) -> list[Reduction]:
-    """One for each group with accelerators, all within `deadline`. Nodes that are not ready are left out: they would be
-    blamed for what is known; nodes with a job too: the job would pay for it."""
+    """Run one all-reduce for each group with accelerators, all within `deadline`. Nodes that are not ready are left out: they
+    would be blamed for what is known; nodes with a job too: the job would pay for it."""
     cluster = run.inventory.cluster
     if cluster is None:
         return [
@@ -73,7 +74,7 @@ def all_reduce(
 
 
 def busy(answer: Answer) -> str:
-    """Why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
+    """Return why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
     jobs = answer.jobs
     if jobs is None:
         return "it is not known whether a job runs"
@@ -83,7 +84,7 @@ def busy(answer: Answer) -> str:
 
 @dataclass
 class _Launch:
-    """One group's launches: through `caller`, or where that is None through the first node of each set."""
+    """This starts one group's launches: through `caller`, or where that is None through the first node of each set."""
 
     run: FleetRun
     name: str
@@ -96,7 +97,7 @@ class _Launch:
     troubles: list[str] = field(default_factory=list)
 
     def over(self) -> str:
-        """Why nothing more may begin, if so."""
+        """Return why nothing more may begin, or an empty text."""
         if self.run.connections.stopped.is_set():
             return "stopped by Ctrl-C"
         return (
@@ -106,7 +107,8 @@ class _Launch:
         )
 
     def find(self, named: Programs) -> str:
-        """Look for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
+        """Find the test on a worker and the launcher where it is called; return why it cannot be run, or an empty text.
+        Fault."""
         worker = next(iter(self.nodes.values()))
         launcher = "srun" if self.caller else "mpirun"
         for node, name, given in (

@@ -10,16 +10,17 @@ from statistics import median
 FEWEST = 4
 """With fewer values a median cannot tell which of them is off."""
 CUT = 3.5
-"""Of the modified z-score (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993)."""
+"""This is the cut of the modified z-score (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993)."""
 LEAST_SHARE = 0.03
-"""Share of the median: values so close together differ by noise only."""
+"""Values within this share of the median differ by noise only."""
 _MAD_TO_SIGMA = 1.4826
-"""Standard deviation of normal values by the median of their absolute deviations (the same source)."""
+"""This is the standard deviation of normal values by the median of their absolute deviations (the same source)."""
 
 
 @dataclass(frozen=True)
 class SlowHosts:
-    """`slow` maps hosts to how many robust standard deviations they lie below the median; `why` says why nothing was judged."""
+    """These are the slow hosts: `slow` maps hosts to how many robust standard deviations they lie below the median; `why` says
+    why nothing was judged."""
 
     median: float | None
     slow: Mapping[str, float]
@@ -28,8 +29,8 @@ class SlowHosts:
 
 
 def find_slow_hosts(values: Mapping[str, float | None]) -> SlowHosts:
-    """Hosts far below the median of all, which a few bad ones do not move; higher is better. Values that are not finite numbers
-    are not measured."""
+    """Return the hosts far below the median of all, which a few bad ones do not move; higher is better. Values that are not
+    finite numbers are not measured."""
     measured = {host: value for host, value in values.items() if value is not None and math.isfinite(value)}
     unmeasured = tuple(host for host in values if host not in measured)
     if not measured:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 Pair = frozenset[str]
 Outcomes = Mapping[Pair, bool]
-"""True for a pair whose run was good."""
+"""A pair whose run was good has True."""
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """`open` are nodes of which too little is known; where every run was bad that is all of them."""
+    """These are the nodes by what is known of them; `open` are those of which too little is known, all where every run was
+    bad."""
 
     cleared: tuple[str, ...]
     culprits: tuple[str, ...]
@@ -24,7 +25,8 @@ class Suspects:
 
 
 def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Every pair once, in rounds in which no node plays twice (the circle method); with an odd number one sits out a round."""
+    """Return every pair once, in rounds in which no node plays twice (the circle method); with an odd number one sits out a
+    round."""
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1):

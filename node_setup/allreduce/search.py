@@ -10,19 +10,20 @@ from node_setup.allreduce.outliers import find_slow_hosts
 from node_setup.allreduce.pairs import Pair, Suspects, next_round, suspects
 
 Runner = Callable[[Sequence[tuple[str, ...]]], Sequence[str]]
-"""Runs one all-reduce for each set of nodes, all at once since no node is in two of them; gives what each printed, in order."""
+"""It runs one all-reduce for each set of nodes, all at once since no node is in two of them, and returns what each printed, in
+order."""
 
 BAD_PAIRS = 28
-"""Every pair of eight nodes. Where so many were bad and none good, more of them name no node: were half of the nodes well, a
-pair would be good one time in four."""
+"""This is every pair of eight nodes. Where so many were bad and none good, more pairs name no node: were half of the nodes
+well, a pair would be good one time in four."""
 SILENT_PAIRS = 8
 """Pairs that ended without a result may each have cost all the time that a node has, so fewer of them are enough."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """`all_nodes` is the run of all nodes; `pairs` are empty where that was good. Culprits are named in `suspects`; `ended`
-    says why the search for them did, where that was before its end."""
+    """This is what was measured: `all_nodes` is the run of all nodes; `pairs` are empty where that was good. Culprits are named
+    in `suspects`; `ended` says why the search for them did, where that was before its end."""
 
     all_nodes: Verdict
     pairs: Mapping[Pair, Verdict]
@@ -57,7 +58,7 @@ def measure(
 
 
 def reason_to_end(pairs: Mapping[Pair, Verdict]) -> str:
-    """Why more pairs would not find the node; empty where they may. A silent run of all nodes does not count: one dead
+    """Return why more pairs would not find the node; empty where they may. A silent run of all nodes does not count: one dead
     node does that, and it is the pairs that name it."""
     if not pairs or any(outcomes(pairs).values()):
         return ""
@@ -69,7 +70,8 @@ def reason_to_end(pairs: Mapping[Pair, Verdict]) -> str:
 
 
 def outcomes(pairs: Mapping[Pair, Verdict]) -> dict[Pair, bool]:
-    """Good are pairs that reach the floor; of a type without a floor, pairs that are not far below the other pairs."""
+    """Return which pairs are good: those that reach the floor, or for a type without a floor, are not far below the other
+    pairs."""
     unmeasured = {
         " ".join(sorted(pair)): verdict.busbw for pair, verdict in pairs.items() if verdict.status == "unmeasured"
     }

@@ -16,20 +16,21 @@ from node_setup.fleet.session import Session
 from node_setup.fleet.transport import Connections, Deadline
 
 LEAST_S = KILLED_AFTER_S + SPARE_S + 1
-"""Below this it makes no sense to ask a node anything."""
+"""With less time than this no node is called."""
 RECONNECT_TIMEOUT_S = 20.0
-"""Long enough for a node that only dropped its connections; a node that boots is reported as such, not waited for."""
+"""This is long enough for a node that only dropped its connections; a node that boots is reported as such, not waited for."""
 AGE_TIMEOUT_S = 10.0
-"""For reading when the node's first process began."""
+"""Reading when the node's first process began may take so long."""
 LOCK_WAIT_S = 60.0
-"""At most this long a tune waits for one that another run has under way; a first pass takes some ten seconds."""
+"""A tune waits at most so long for one that another run has under way; a first pass takes some ten seconds."""
 PID1_AGE = "read up rest </proc/uptime; set -- $(sed 's/.*) //' /proc/1/stat); echo $up ${20} $(getconf CLK_TCK)"
-"""Seconds since the kernel's start, when PID 1 began in ticks since then (proc(5): field 22), ticks in a second."""
+"""It prints the seconds since the kernel's start, the ticks from then to the start of PID 1 (proc(5): field 22), and the ticks
+in a second."""
 
 
 @dataclass(frozen=True)
 class AgentCall:
-    """Asks every node the same, with a request of its own each."""
+    """It calls each node's agent with the same command, and with a request of the node's own."""
 
     connections: Connections
     agent: Agent
@@ -64,7 +65,7 @@ class AgentCall:
         return Outcome(node, kind, why, fix, response.status, response.answer, response.log, seconds, traffic)
 
     def _command_line(self, seconds: float) -> str:
-        """Return the command; of its seconds a tune has most left when its turn comes."""
+        """Return the command; a tune spends at most a quarter of its seconds on waiting for its turn."""
         return f"tune --wait {min(LOCK_WAIT_S, seconds / 4):.0f}" if self.command == "tune" else self.command
 
     def _explain_loss(self, node: Node, fault: Fault, deadline: Deadline, began: float) -> Fault:
@@ -95,7 +96,8 @@ class AgentCall:
 
 
 def pid1_age(session: Session) -> float | None:
-    """Seconds since the node's first process began, which in a container is not when the kernel did; None: it does not say."""
+    """Return the seconds since the node's first process began, which in a container is not when the kernel did; None where the
+    node does not tell."""
     answer = session.execute(f"sh -c {shlex.quote(PID1_AGE)}", b"", AGE_TIMEOUT_S)
     words = answer.out.split()
     try:

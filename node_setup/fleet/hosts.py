@@ -22,7 +22,7 @@ _HOST = re.compile(
 
 @dataclass(frozen=True)
 class Route:
-    """How to log in; None leaves it to the user's SSH configuration.
+    """This is how to log in; None leaves it to the user's SSH configuration.
 
     `key` is the path of a private key, `jump` a `user@host:port` to go through, `proxy` the words of a program whose
     standard input and output are the connection.
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine. `name` is unique in a run and what reports show; `local` is this machine, without SSH."""
+    """This is one machine. `name` is unique in a run and what reports show; `local` is this machine, without SSH."""
 
     name: str
     address: str
@@ -49,7 +49,8 @@ class Node:
 
     @property
     def key_name(self) -> str:
-        """Under what its host key is recorded: the instance where one is known, since addresses come back on others."""
+        """Return the name under which its host key is recorded: the instance where one is known, since addresses come back on
+        others."""
         if self.instance_id:
             return self.instance_id
         return f"[{self.address}]:{self.route.port}" if self.route.port not in (None, 22) else self.address
@@ -101,7 +102,7 @@ def unique(nodes: Iterable[Node], path: str) -> list[Node]:
 
 
 def _place(node: Node) -> tuple[str, int]:
-    """Where a node listens, however its address is spelled; names that only a name server knows to be one stay two."""
+    """Return where a node listens, however its address is spelled; names that only a name server knows to be one stay two."""
     address = node.address.lower().rstrip(".")
     with suppress(ValueError):
         address = str(ipaddress.ip_address(address))

@@ -19,18 +19,18 @@ NO_CLUSTER = (
     "--hosts-file FILE, or --local for this machine"
 )
 SSH_DOCUMENT = "AWS-StartSSHSession"
-"""The session document behind `ssh` over SSM
+"""This is the session document behind `ssh` over SSM
 (https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html)."""
 PRIVATE = b"PRIVATE KEY-----"
 FILTER_VALUES = 200
-"""What one filter takes (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html)."""
+"""One filter takes so many values (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html)."""
 Client = Callable[[str], Any]
-"""An AWS client by the service's name."""
+"""It returns an AWS client by the service's name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where nodes are taken from, as flags say it; at most one of `cluster`, `stack` and at most one of the rest."""
+    """This is where nodes are taken from, as flags say it; at most one of `cluster`, `stack` and at most one of the rest."""
 
     cluster: str | None = None
     stack: str | None = None
@@ -40,12 +40,12 @@ class Source:
     groups: tuple[str, ...] = ()
     pattern: str | None = None
     route: Route = field(default_factory=Route)
-    """What flags say of the way in; it goes before what the Cluster says."""
+    """The flags' route goes before the Cluster's."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes of a run, sorted as they will be taken, the Cluster they belong to, and what was left out."""
+    """These are the nodes of a run in the order of their turns, the Cluster they belong to, and what was left out."""
 
     nodes: tuple[Node, ...]
     cluster: Cluster | None = None
@@ -100,7 +100,7 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
 
 
 def _require_groups(nodes: Sequence[Node], cluster: Cluster) -> None:
-    """UserError for each node of a group that the Cluster does not have."""
+    """Raise UserError for each node of a group that the Cluster does not have."""
     foreign = [node for node in nodes if node.group and node.group not in cluster.groups]
     why, known = "is not one of the Cluster's", ", ".join(cluster.groups)
     if foreign:
@@ -175,7 +175,7 @@ def _hyperpod_nodes(cluster: Cluster, client: Client) -> tuple[list[Node], list[
 
 
 def _with_route(node: Node, cluster: Cluster, route: Route) -> Node:
-    """Return the node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
+    """Return the node with its route; over SSM the address is the instance's id and a session's process is the connection."""
     if cluster.reach.via == "ssh" or not node.instance_id:
         return replace(node, route=route)
     form = cluster.reach.ssm_target or "{instance_id}"
@@ -187,7 +187,7 @@ def _with_route(node: Node, cluster: Cluster, route: Route) -> Node:
 
 
 def _select_named(nodes: Sequence[Node], text: str) -> list[Node]:
-    """Those of the cluster's nodes that `--nodes` names; behind SSM there is no other way to them."""
+    """Return the cluster's nodes that `--nodes` names; behind SSM there is no other way to them."""
     left = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         named = [node for node in nodes if word in (node.name, node.address, node.instance_id)]

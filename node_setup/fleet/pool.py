@@ -21,12 +21,13 @@ from node_setup.fleet.transport import Connections, Deadline
 ANSWERED = "answered"
 BEAT_INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 3.0
-"""What a connection that was closed under it gives a thread to notice."""
+"""A thread has so long to notice that its connection was closed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one node: `answered`, or a kind of `faults` with why and what mends it; `status` is the agent's."""
+    """This is the outcome of one node: `answered`, or a kind of `faults` with why and what mends it; `status` is the
+    agent's."""
 
     node: Node
     kind: str
@@ -45,8 +46,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many nodes at once, how many in a batch (0: all), the percentage of failures after which no further batch
-    begins (None: never), and the seconds for one node and for all, on `clock`."""
+    """This says how many nodes are worked on at once, how many in a batch (0: all), the percentage of failures after which no
+    further batch begins (None: never), and the seconds for one node and for all, on `clock`."""
 
     max_parallel: int = 32
     serial: int = 0
@@ -57,12 +58,14 @@ class Concurrency:
 
     @property
     def batch(self) -> int:
-        """Where only a limit on failures is given, it is looked at after every `max_parallel` nodes."""
+        """Return the size of a batch: where only a limit on failures is given, failures are counted after every `max_parallel`
+        nodes."""
         return self.serial or (self.max_parallel if self.fail_percent is not None else 0)
 
 
 Work = Callable[[Node, Deadline, Traffic], Outcome]
-"""What is done with one node. It raises Fault, and nothing else but for a mistake of ours, which is that node's outcome too."""
+"""This is the work on one node. It raises Fault; any other exception is a mistake of ours, and becomes that node's outcome
+too."""
 
 
 def run(
@@ -114,7 +117,7 @@ def _ignore_interrupts() -> Iterator[None]:
 
 
 class _Batch:
-    """Nodes that are worked on by threads of our own.
+    """These nodes are worked on by threads of our own.
 
     They are daemons, unlike those of concurrent.futures, which are waited for at the end of the process: a name server
     that does not answer must not hold up the report.
@@ -137,7 +140,7 @@ class _Batch:
     def collect(
         self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None], beat: Callable[[], None]
     ) -> None:
-        """All outcomes of the batch; nodes whose threads do not come back within the deadline are given up."""
+        """Collect all outcomes of the batch; nodes whose threads do not come back within the deadline are given up."""
         self._take_outcomes(outcomes, report, self._deadline.remaining() + STOP_TIMEOUT_S, beat)
         for node in self._unfinished(outcomes):
             outcomes[node.name] = late = Outcome(

@@ -20,17 +20,17 @@ from node_setup.fleet.session import Completed, Session
 
 EXIT_NOT_STORED = 97
 KILLED_AFTER_S = 5
-"""After SIGTERM, before SIGKILL."""
+"""So long after SIGTERM comes SIGKILL."""
 SPARE_S = 3
-"""What a round trip takes besides the command."""
+"""A round trip takes so long besides the command."""
 ENDED_STATUS = (124, 137, -1)
-"""Of timeout(1): 124, 137 where SIGKILL was needed; -1 where that ended timeout itself."""
+"""timeout(1) exits with 124, or 137 where SIGKILL was needed; -1 where a signal ended timeout itself."""
 STALE_MINUTES = 60
 
 
 @dataclass(frozen=True)
 class Agent:
-    """The agent's file as it is sent, its SHA-256 in hex, and where it lies on nodes."""
+    """This is the agent's file as it is sent, its SHA-256 in hex, and where it lies on nodes."""
 
     content: bytes
     sha: str
@@ -39,7 +39,7 @@ class Agent:
 
 @dataclass
 class Traffic:
-    """What was exchanged with one node: round trips, and bytes of input and output, without what SSH adds."""
+    """This counts what was exchanged with one node: round trips, and bytes of input and output, without what SSH adds."""
 
     round_trips: int = 0
     sent: int = 0
@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Response:
-    """What the agent sent back: its exit status (`agent.model`), its answer, its log."""
+    """This is what the agent sent back: its exit status (`agent.model`), its answer, its log."""
 
     status: int
     answer: Answer
@@ -57,14 +57,14 @@ class Response:
 
 @dataclass(frozen=True)
 class Request:
-    """A command of the agent with its JSON body, the seconds it may take, and the interpreter that runs it."""
+    """This is a command of the agent with its JSON body, the seconds it may take, and the interpreter that runs it."""
 
     command: str
     body: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 300
     python: str = "python3"
     privileged: bool = True
-    """Through sudo where the user is not root."""
+    """The command goes through sudo where the user is not root."""
 
 
 def send_request(session: Session, agent: Agent, request: Request, traffic: Traffic) -> Response:
@@ -113,7 +113,8 @@ head -c {size} >"$t" && [ "$(wc -c <"$t")" -eq {size} ] && sync "$t" && chmod 64
 
 
 def _is_damaged(completed: Completed) -> bool:
-    """Python runs an empty file without a word, and complains of a cut one before any of it has run."""
+    """Check for a damaged agent: Python runs an empty file without output, and complains of a cut one before any of it has
+    run."""
     return not completed.out and (completed.status == 0 or b"can't find '__main__' module" in completed.err)
 
 

@@ -26,7 +26,7 @@ LONGEST_WORD = 2000
 
 
 class Proxy:
-    """The running program; `socket` is our end of the connection. OSError where it cannot be started."""
+    """This is the running program; `socket` is our end of the connection. OSError where it cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = tuple(command)

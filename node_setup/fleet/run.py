@@ -33,7 +33,7 @@ from node_setup.request import Tuning, check_tuning, request_for
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What `prepare` resolved: `notes` are lines for the reader that concern no single node."""
+    """This is what `prepare` resolved; `notes` are lines for the reader that concern no single node."""
 
     options: Options
     inventory: Inventory
@@ -48,7 +48,7 @@ class FleetRun:
         return self.run_on_nodes(f"node {command}", self.agent_call(command))
 
     def agent_call(self, command: str) -> AgentCall:
-        """Asks one node's agent one command."""
+        """Return the call of one command by one node's agent."""
         cluster = self.inventory.cluster
 
         def request(node: Node) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ def prepare(
     hosts: Hosts = (),
     list_nodes: Callable[[Source], Inventory] = inventory,
 ) -> FleetRun:
-    """UserError with every line that keeps the task from beginning; no node was reached by then."""
+    """Resolve flags into a run. UserError with every line that keeps the task from beginning; no node is contacted by then."""
     try:
         return _prepare(context, flags, tuning, hosts, list_nodes)
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def _prepare(
 
 
 def packed_agent(*, here: bool = False) -> Agent:
-    """Return the agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
+    """Return the agent of this checkout; with `here` it runs from where it was packed, so that reading takes no root.
 
     UserError where its settings are wrong, OSError.
     """
@@ -152,7 +152,7 @@ def _source(flags: Flags, given: Hosts) -> Source:
 
 
 def _user_and_port(connection: Connection) -> tuple[str | None, int | None]:
-    """User and port as -H names them. What Fabric fills in where it names none must not overrule the Cluster."""
+    """Return user and port as -H names them. What Fabric fills in where it names none must not overrule the Cluster."""
     config = connection.config
     user = None if connection.user == config.user else str(connection.user)
     return user, None if connection.port == config.port else int(connection.port)
@@ -164,7 +164,7 @@ def _address(host: str, user: str | None, port: int | None) -> str:
 
 
 def _fabric_timeouts(config: Config, flags: Flags) -> dict[str, Any]:
-    """Fabric's own -t and -T, where no flag of ours says more."""
+    """Return Fabric's own -t and -T, where no flag of ours says more."""
     connect = config.connect_kwargs.get("timeout") or config.timeouts.get("connect")
     command = config.timeouts.get("command")
     return {"connect_s": connect, "timeout_s": flags.timeout or command}

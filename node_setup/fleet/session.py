@@ -25,12 +25,12 @@ POLL_INTERVAL_S = 0.5
 LONGEST_ANSWER = 16 << 20
 PIECE = 1 << 16
 STOP_TIMEOUT_S = 1.5
-"""What the agent of this machine is given to stop where it can, before it is killed."""
+"""The agent of this machine has so long to stop by itself, before it is killed."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that ended; `status` is -1 where a signal ended it."""
+    """This is a command that ended; `status` is -1 where a signal ended it."""
 
     status: int
     out: bytes
@@ -38,8 +38,8 @@ class Completed:
 
 
 class Session(Protocol):
-    """`execute` has a shell run `command` and raises Fault; `root`: commands run as root, without sudo, and `root_fix` is
-    what mends it where they may not."""
+    """A session runs commands on a node: `execute` has a shell run `command` and raises Fault. `root`: commands run as root
+    without sudo; `root_fix` is the fix where sudo refuses."""
 
     @property
     def root(self) -> bool: ...
@@ -56,7 +56,7 @@ class Session(Protocol):
 
 
 class SshSession:
-    """A Fabric connection with what belongs to it; closing it ends the program that carried it."""
+    """This is a Fabric connection with what belongs to it; closing it ends the program that carried it."""
 
     def __init__(self, connection: Connection, proxy: Proxy | None, stopped: threading.Event) -> None:
         self.connection = connection
@@ -141,7 +141,7 @@ class SshSession:
 
 
 def _send(channel: Any, stdin: bytes) -> None:
-    """All of the input, then its end. TimeoutError."""
+    """Send all of the input, then its end. TimeoutError."""
     try:
         channel.sendall(stdin)
         channel.shutdown_write()
@@ -153,7 +153,7 @@ def _send(channel: Any, stdin: bytes) -> None:
 
 
 class LocalSession:
-    """This machine, without SSH; what is stopped here is ended with all that it started."""
+    """This runs commands on this machine, without SSH; a stopped command is ended with all that it started."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped
@@ -205,7 +205,7 @@ class LocalSession:
 
 
 def _end(process: subprocess.Popen[bytes]) -> bool:
-    """Ask the command and all that it started to end, then kill what did not; whether that was ours to do."""
+    """Ask the command and all that it started to end, then kill what did not; return whether we were allowed to."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in _of_session(process.pid):
             try:

@@ -27,7 +27,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds to connect, for banner and login, to open a channel; and how often to connect again."""
+    """These are the seconds to connect, for banner and login, and to open a channel; and how often to connect again."""
 
     connect_s: float = 10
     login_s: float = 15
@@ -38,7 +38,7 @@ class Limits:
 
 
 class Deadline:
-    """A moment until which something must be done."""
+    """This is the moment until which something must be done."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -49,7 +49,8 @@ class Deadline:
 
 
 class Connections:
-    """What the connections of one run share: limits, host keys, jump hosts, and that all of them can be closed at once."""
+    """This is what the connections of one run share: limits, host keys, jump hosts, and that all of them can be closed at
+    once."""
 
     def __init__(self, known_hosts: KnownHosts, limits: Limits | None = None, config: Config | None = None) -> None:
         self.limits = limits or Limits()
@@ -140,7 +141,8 @@ class Connections:
         self.known_hosts.trust(connection.client, shown_as, recorded_as)
 
     def _transport(self, *arguments: Any, **options: Any) -> Transport:
-        """Make what paramiko would; the exchange of keys has the time of the login, not paramiko's own 15 s."""
+        """Make the transport that paramiko would make; the exchange of keys has the time of the login, not paramiko's own 15
+        s."""
         made = Transport(*arguments, **options)
         made.handshake_timeout = self.limits.login_s
         return made
@@ -154,7 +156,7 @@ class Connections:
         return Proxy(("sh", "-c", f"exec {own}")) if own else None
 
     def _wire(self, connection: Connection, jump: str, key: str | None, seconds: float) -> Any:
-        """Return what a connection is carried by: TCP, or a channel from a jump host."""
+        """Return what carries a connection: TCP, or a channel from a jump host."""
         host, port = str(connection.host), int(connection.port)
         return self._open_through_jump(jump, key, (host, port), seconds) if jump else dial(host, port, seconds)
 

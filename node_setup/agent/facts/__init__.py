@@ -77,14 +77,15 @@ from node_setup.agent.host import Host
 __all__ = ["DEADLINE_SECONDS", "Wanted", "collect"]
 
 DEADLINE_SECONDS = 75.0
-"""For all sections; every program in them has a shorter limit of its own, so that this ends only what no kill ends."""
+"""All sections together have this long; every program in them has a shorter limit of its own, so that this ends only what no
+kill ends."""
 
 _SECTIONS = (machine, kernel, jobs, environment, files, services, clock, metadata, gpu, hpu, fabric, lustre, blocks)
-"""Each in a thread of its own, since many run programs or read devices."""
+"""Each section has a thread of its own, since many run programs or read devices."""
 
 
 def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
-    """All facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
+    """Return all facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
     started = time.monotonic()
     scene = read_scene(host, wanted)
     calls = {_name(module): partial(module.collect, scene) for module in _SECTIONS}

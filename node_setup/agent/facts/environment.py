@@ -45,7 +45,7 @@ _MORE = re.compile(rf"\s+{_PAIR}")
 
 
 def parse_shell(text: str) -> list[tuple[int, str, str]]:
-    """(line, name, value) of assignments that a line begins with, `export` or not, several in one line too.
+    """Return (line, name, value) of the assignments that lines begin with, `export` or not, several in one line too.
 
     Values lose their quotes and keep their `$`; what only a running shell could tell, as `case` or functions, is not judged.
     """
@@ -61,7 +61,7 @@ def parse_shell(text: str) -> list[tuple[int, str, str]]:
 
 
 def _uncommented(line: str) -> str:
-    """Without a comment: a `#` at the beginning of a word and outside of quotes."""
+    """Return the line without its comment: a `#` at the beginning of a word and outside of quotes."""
     quote = ""
     for at, character in enumerate(line):
         if quote:
@@ -112,7 +112,7 @@ _WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'])+""")
 
 
 def parse_unit(text: str) -> list[tuple[int, str, str]]:
-    """(line, name, value) of every `Environment=` of a unit: words `A=b`, quoted whole or in part (systemd.exec(5))."""
+    """Return (line, name, value) of every `Environment=` of a unit: words `A=b`, quoted whole or in part (systemd.exec(5))."""
     assignments = []
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"\s*Environment\s*=(.*)", line)
@@ -124,13 +124,14 @@ def parse_unit(text: str) -> list[tuple[int, str, str]]:
 
 
 def parse_environment_files(text: str) -> list[str]:
-    """Absolute paths that a unit names as `EnvironmentFile=`, those that may be missing too; patterns are not expanded."""
+    """Return the absolute paths that a unit names as `EnvironmentFile=`, those that may be missing too; patterns are not
+    expanded."""
     paths = re.findall(r"^\s*EnvironmentFile\s*=\s*-?(/\S+)\s*$", text, re.MULTILINE)
     return [path for path in dict.fromkeys(paths) if not set(path) & set("*?[%")]
 
 
 def _prologs(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
-    """Scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
+    """Read the scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
     for path in parse_prologs("\n".join(scene.host.read(path) or "" for path in _SLURM)):
         for line, name, value in parse_shell(_printed(scene.host.read(path) or "")):
             yield path, line, name, value
@@ -141,18 +142,20 @@ def _printed(text: str) -> str:
 
 
 def parse_prologs(text: str) -> list[str]:
-    """Absolute paths of the scripts that slurm.conf names as Prolog, TaskProlog or SrunProlog; patterns are not expanded."""
+    """Return the absolute paths of the scripts that slurm.conf names as Prolog, TaskProlog or SrunProlog; patterns are not
+    expanded."""
     pattern = r"^\s*(?:Prolog|TaskProlog|SrunProlog)\s*=\s*([^\s#]+)"
     paths = (part for value in re.findall(pattern, text, re.MULTILINE | re.IGNORECASE) for part in value.split(","))
     return list(dict.fromkeys(path for path in paths if path.startswith("/") and "*" not in path))
 
 
 MOST = 256
-"""Processes of a job's step that are looked at; a rank has some ten that load data, all with its own environment."""
+"""At most so many processes of a job's step are read; a rank has some ten that load data, all with its own environment."""
 
 
 def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
-    """Return what processes of running jobs were started with, each variable once a job; `where` is like `slurm job 123`.
+    """Return the variables that processes of running jobs were started with, each once per job; `where` is like `slurm job
+    123`.
 
     Values of other names than the linter's families never leave this function: they may hold secrets.
     """
@@ -191,6 +194,6 @@ def _children(scene: Scene, pid: str) -> list[str]:
 
 
 def parse_environ(text: str) -> list[tuple[str, str]]:
-    """(name, value) of the linter's families in what the kernel gives as a process's environment."""
+    """Return (name, value) of the linter's families from what the kernel gives as a process's environment."""
     pairs = (pair.partition("=") for pair in text.split("\0"))
     return [(name, value) for name, equals, value in pairs if equals and _NAMES.fullmatch(name)]

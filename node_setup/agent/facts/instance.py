@@ -50,7 +50,7 @@ def _json(scene: Scene, path: str) -> dict[str, Any]:
 
 
 def _by_firmware(scene: Scene) -> str | None:
-    """On Nitro the product's name is the instance type; older ones say `HVM domU`."""
+    """Return the instance type from the product's name, which Nitro instances have; older ones say `HVM domU`."""
     name = scene.text("/sys/devices/virtual/dmi/id/product_name") or ""
     return name if metadata.is_ec2(scene) and re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", name) else None
 
@@ -70,7 +70,7 @@ def parse_addresses(text: str) -> set[str]:
 
 
 def parse_hyperpod(config: dict[str, Any], instance_id: str | None, addresses: set[str]) -> dict[str, str]:
-    """{group, type, id} of the one of HyperPod's instances that has this instance's id or one of its addresses."""
+    """Return {group, type, id} of the one of HyperPod's instances that has this instance's id or one of its addresses."""
     for group in config.get("InstanceGroups") or ():
         for member in (group.get("Instances") or ()) if isinstance(group, dict) else ():
             same = instance_id is not None and member.get("InstanceId") == instance_id

@@ -40,7 +40,7 @@ AWS_UNIT = "configure-efa-fsx-lustre-client.service"
 """The unit that AWS's script for Lustre over EFA installs."""
 _ANSWER_SECONDS = 10.0
 _NO_NETWORKS = "Network is down"
-"""lnetctl's words where the module is loaded and nothing is configured (ENETDOWN)."""
+"""lnetctl prints this where the module is loaded and nothing is configured (ENETDOWN)."""
 _NO_ANSWER = {"exists": None, "empty": None, "layout": None, "error": "the file system did not answer"}
 
 
@@ -108,7 +108,8 @@ def _mount(mount: Mount) -> dict[str, Any]:
 
 
 def _version(scene: Scene, lctl: bool) -> str | None:
-    """Of the loaded client, by itself or by its program: one that lies about unused is not worth a program at each look."""
+    """Return the version of the loaded client, from the kernel or from its program; for a client that is not loaded no program
+    is run."""
     text = scene.text("/sys/fs/lustre/version") or scene.text("/sys/module/lustre/version")
     if text is None and lctl:
         text = scene.ask("lustre.client", ["lctl", "--version"])
@@ -123,7 +124,7 @@ def _aws_configured(scene: Scene) -> bool:
 
 
 def _parameters(scene: Scene) -> dict[str, dict[str, str]] | None:
-    """One question for all patterns. lctl fails when any of them matches nothing, which only says that there is none."""
+    """Read all patterns with one call. lctl fails when any of them matches nothing, which only says that there is none."""
     patterns = scene.wanted.lustre_parameters
     if not patterns:
         return {}
@@ -140,7 +141,7 @@ _PARAMETER = r"([\w-]+(?:\.[^\s=]+)+)=(.*)$"
 
 
 def parse_parameters(text: str) -> dict[str, str]:
-    """`lctl get_param`: `name=value`, or `name=` with the value on lines of its own."""
+    """Parse `lctl get_param`: `name=value`, or `name=` with the value on lines of its own."""
     parameters: dict[str, str] = {}
     name = None
     for line in text.splitlines():
@@ -176,7 +177,7 @@ def _parsed(scene: Scene, fact: str, command: list[str], parse: Callable[[str], 
 
 
 def parse_nets(text: str) -> list[dict[str, Any]]:
-    """`lnetctl net show -v`: every network with all its interfaces, whose counters a caller sums over all of them."""
+    """Parse `lnetctl net show -v`: every network with all its interfaces, whose counters a caller sums over all of them."""
     nets: list[dict[str, Any]] = []
     nid: dict[str, Any] = {}
     section = ""
@@ -202,7 +203,7 @@ def parse_nets(text: str) -> list[dict[str, Any]]:
 
 
 def parse_peers(text: str) -> list[dict[str, Any]]:
-    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that the node names."""
+    """Parse `lnetctl peer show`: every node that LNet has talked to, and all addresses that the node names."""
     peers: list[dict[str, Any]] = []
     for line in text.splitlines():
         key, _, value = line.strip().lstrip("- ").partition(":")
@@ -214,7 +215,7 @@ def parse_peers(text: str) -> list[dict[str, Any]]:
 
 
 def parse_udsp(text: str) -> list[str]:
-    """`lnetctl udsp show`: local networks that a selection policy prefers to others."""
+    """Parse `lnetctl udsp show`: local networks that a selection policy prefers to others."""
     return re.findall(r"^[ \t]*src:[ \t]*(?!NA\b)(\S+)[ \t]*$", text, re.MULTILINE)
 
 
@@ -232,8 +233,8 @@ def _interface(scene: Scene) -> str | None:
 
 
 def own_interface(own: str, held: str) -> str | None:
-    """Of `hostname -i` and `ip -o addr show`, the one interface that holds the node's addresses; None where that is none or
-    several, as where the name is resolved to all addresses that the node has."""
+    """Return, from `hostname -i` and `ip -o addr show`, the one interface that holds the node's addresses; None where that is
+    none or several, as where the name is resolved to all addresses that the node has."""
     addresses = set(own.split())
     rows = [line.split() for line in held.splitlines()]
     interfaces = {
@@ -243,7 +244,7 @@ def own_interface(own: str, held: str) -> str | None:
 
 
 def default_interface(text: str) -> str | None:
-    """Of /proc/net/route, the interface of the default route with the lowest metric; None without one."""
+    """Return, from /proc/net/route, the interface of the default route with the lowest metric; None without one."""
     rows = [line.split() for line in text.splitlines()[1:]]
     routes = [
         (number, row[0])
@@ -267,7 +268,7 @@ _READ_ONLY = r".*\][ \t]+[A-Za-z]*R"
 
 
 def parse_df(text: str) -> dict[str, Any]:
-    """`lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off or read-only,
+    """Parse `lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off or read-only,
     and the lines of those, metadata targets too, that do not answer.
 
     Such a line has an error of the kernel in place of numbers; letters at a line's end are a target's states
@@ -309,9 +310,8 @@ _ENTRY = r"\b(?:lmm_)?(stripe_count|stripe_size|pattern|stripe_offset|pool|e_sta
 
 
 def parse_layout(text: str) -> dict[str, Any] | None:
-    """`lfs getstripe -d`: {count, size, offset, pattern, pool, components}; sizes in bytes, `components` of a composite layout
-    each with `start` and `end` in bytes, the last end None. The values beside it are then the last component's.
-    """
+    """Parse `lfs getstripe -d`: {count, size, offset, pattern, pool, components}; sizes in bytes, `components` of a composite
+    layout each with `start` and `end` in bytes, the last end None. The values beside it are then the last component's."""
     components: list[dict[str, Any]] = []
     for key, value in re.findall(_ENTRY, text):
         opens = key == "e_start" or (key == "stripe_count" and not components)

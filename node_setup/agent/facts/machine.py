@@ -11,7 +11,7 @@ from node_setup.agent.facts.scene import Scene, integer, space, start_ticks
 EMPTY: dict[str, Any] = {"host": {}, "os": {}, "kernel": {}, "cpu": {}, "memory": {}, "disk": {}, "boot_outcome": None}
 DISKS = ("/", "/etc")
 BOOT_OUTCOME = "/var/lib/lustrain/boot"
-"""Where infra/plan/nodes/first_boot.sh says how its last run ended: `ready`, or `failed` and the step."""
+"""infra/plan/nodes/first_boot.sh writes here how its last run ended: `ready`, or `failed` and the step."""
 _HEAD_BYTES = 4096
 
 
@@ -36,7 +36,7 @@ def _host(scene: Scene) -> dict[str, Any]:
 
 
 def parse_os_release(text: str) -> dict[str, Any]:
-    """`family` is what decides where files lie: debian, rhel or other."""
+    """Return id, version and family; `family` decides where files lie: debian, rhel or other."""
     pairs = re.findall(r"^([A-Z_]+)=[\"']?([^\"'\n]*)[\"']?$", text, re.MULTILINE)
     values = dict(pairs)
     names = {values.get("ID", ""), *values.get("ID_LIKE", "").split()}
@@ -58,7 +58,7 @@ def _kernel(scene: Scene) -> dict[str, Any]:
 
 
 def parse_cmdline(text: str) -> dict[str, str]:
-    """Options by name, the last of a name wins as in the kernel; one without a value has an empty one."""
+    """Return the options by name; the last of a name wins as in the kernel, and one without a value has an empty one."""
     words = re.findall(r'(?:[^\s"]|"[^"]*"?)+', text)
     pairs = (word.partition("=") for word in words)
     return {name: value.strip('"') for name, _, value in pairs}
@@ -94,7 +94,7 @@ def _field(text: str, name: str) -> str | None:
 
 
 def count_of(ranges: str) -> int | None:
-    """How many numbers a list of the kernel names: 4 of `0-2,5`. None where it is not a list."""
+    """Count the numbers in a list of the kernel: 4 of `0-2,5`. None where it is not a list."""
     total = 0
     for part in ranges.strip().split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -117,7 +117,7 @@ def _memory(scene: Scene) -> dict[str, Any]:
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """KiB, or plain numbers where the kernel names no unit."""
+    """Return values in KiB, or plain numbers where the kernel names no unit."""
     return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)(?: kB)?$", text, re.MULTILINE)}
 
 

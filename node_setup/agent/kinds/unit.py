@@ -10,7 +10,7 @@ from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 ENABLED = ("enabled", "alias", "static", "indirect", "generated")
-"""Of `systemctl is-enabled`: enabled, or started by something else that is."""
+"""`systemctl is-enabled` prints these for a unit that is enabled, or started by another one that is."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:

@@ -23,20 +23,20 @@ from node_setup.agent.wire.request import document
 
 WAIT_S = 120.0
 MOUNT_WAIT_S = 300.0
-"""For a mount that others make. Ours: AWS does not promise that HyperPod mounts before it runs a lifecycle script, and a node
-that leaves for a mount which is seconds late is replaced by one that is late as well."""
+"""A boot waits so long for a mount that others make. The figure is ours: AWS does not promise that HyperPod mounts before it
+runs a lifecycle script, and a node that leaves for a mount which is seconds late is replaced by one that is late as well."""
 POLL_INTERVAL_S, LOG_INTERVAL_S = 2.0, 30.0
 LNET = "lustre.efa"
-"""The setting without which Lustre is mounted over TCP."""
+"""Without this setting Lustre is mounted over TCP."""
 BUNDLED_DOCUMENT = "tuning.json"
-"""The node document's name in a bundle, in the folder of the packed agent."""
+"""The node document has this name in a bundle, in the folder of the packed agent."""
 
 
 def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_WAIT_S) -> tuple[dict[str, Any], int]:
-    """Tune this node by what is written on it; exit 1 only where it lacks a setting without which it may take no jobs.
+    """Tune this node by the document that lies on it; exit 1 only where it lacks a setting without which it may take no jobs.
 
-    Where somebody else mounts Lustre and has not yet, all else is done at once, and what hangs on the mount when it is
-    there, for which `mount_wait_s` seconds are waited. A job that runs all the same is left alone (`refusal.at_boot`).
+    Where Lustre is another program's to mount and is not mounted yet, all else is done at once, and what depends on the mount
+    follows within `mount_wait_s` seconds. A job that runs all the same is left alone (`refusal.at_boot`).
     """
     request, where = stored_request(host, identity)
     log(f"wanted: {where}")
@@ -48,7 +48,8 @@ def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_W
 
 
 def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]:
-    """Bring up Lustre's network over EFA and no more, by what is written on this node: what has to be before any mount."""
+    """Bring up Lustre's network over EFA and no more, by the document on this node, since that has to be there before any
+    mount."""
     request, where = stored_request(host, identity)
     log(f"wanted: {where}")
     result, code = tune(host, replace(request, only=(LNET,)), identity, WAIT_S, log, at_boot)
@@ -57,13 +58,13 @@ def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]
 
 
 def missing_mount(result: Mapping[str, Any], request: Request) -> str | None:
-    """Return the mount point which somebody else has yet to mount, and which a setting needs."""
+    """Return the mount point that a setting needs and that another program has yet to mount."""
     missed = any(row["status"] == Status.FAILED and row["found"] == NOT_MOUNTED for row in result["rows"])
     return made_by_others(request) if missed and not result["refused"] else None
 
 
 def wait_for_mount(host: Host, path: str, wait_s: float, log: Log) -> bool:
-    """Whether Lustre is at `path`, now or within `wait_s` seconds; each half minute a line says that it is not."""
+    """Wait up to `wait_s` seconds for Lustre at `path`, and return whether it is there; each half minute a line is logged."""
     began = time.monotonic()
     logged_s = -LOG_INTERVAL_S
     while True:
@@ -102,7 +103,7 @@ def last_request(host: Host) -> tuple[Request, str]:
 
 
 def judge(result: dict[str, Any], log: Log) -> int:
-    """Log what is not as it should be, and the exit status of a boot."""
+    """Log what is not as it should be, and return the exit status of a boot."""
     for row in result["rows"]:
         if row["status"] not in (Status.OK, Status.SKIPPED, Status.CHANGED):
             log(f"{row['status']}: {row['setting']} ({row['severity']}) {row['target'] or ''}: {row['why']}")
@@ -120,5 +121,5 @@ def judge(result: dict[str, Any], log: Log) -> int:
 
 
 def _without_group(table: dict[str, Any]) -> dict[str, Any]:
-    """As the cluster gave it: the group is the node's own, and a fact."""
+    """Return the document without the group, which is the node's own and a fact."""
     return {key: value for key, value in table.items() if key != "group"}

@@ -17,8 +17,8 @@ _RUNNING = ("active", "reloading")
 
 @dataclass(frozen=True)
 class Changes:
-    """What was done: `steps` of all rounds, `troubles`, a line for each failed step. `known` are the remarks from before;
-    `stopped_services` are units that ran before, each with its state now."""
+    """This is what an apply did: `steps` of all rounds, `troubles`, a line for each failed step. `known` are the remarks of the
+    plan before; `stopped_services` are units that ran before, each with its state now."""
 
     steps: tuple[Step, ...] = ()
     troubles: Mapping[Key, str] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Changes:
 
 
 def result_rows(done: Changes, after: Plan) -> list[Row]:
-    """Return a row for each step that was done, with its result, and for what else the plan afterwards says."""
+    """Return a row for each step that was done, with its result, and one for each other line of the plan afterwards."""
     verdicts = {key(step): _verdict(step, done, after) for step in done.steps}
     statuses: dict[str, set[Status]] = {}
     for step in done.steps:
@@ -47,16 +47,16 @@ def result_rows(done: Changes, after: Plan) -> list[Row]:
 
 
 def stopped_services(before: Facts, after: Facts) -> dict[str, str]:
-    """Units that ran and do not any more, by name, with their state. Nothing else may show it: of a daemon that is gone no
-    limit is too low, and what only counts when it starts is in place."""
+    """Return the units that ran before and no longer do, by name, with their state. Nothing else may show it: of a daemon that
+    is gone no limit is too low, and what only counts when it starts is in place."""
     now: Mapping[str, Any] = after.get("services") or {}
     ran = [name for name, unit in (before.get("services") or {}).items() if unit["active"] in _RUNNING]
     return {name: now[name]["active"] for name in ran if name in now and now[name]["active"] not in _RUNNING}
 
 
 def enabled_by_earlier_step(step: Step, before: Plan) -> bool:
-    """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
-    did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is nothing
+    """Check that an earlier step made this one possible, such as a parameter of a client that had not been mounted: its setting
+    did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is not part
     of the plan."""
     in_order = {remark.setting for remark in before.remarks if remark.status == Status.OK}
     examined = in_order | {step.setting for step in before.steps}
@@ -89,7 +89,7 @@ def reboot_reasons(made: Iterable[Row]) -> list[str]:
 
 
 def _verdict(step: Step, done: Changes, after: Plan) -> tuple[Status, str]:
-    """Status and why; an empty why leaves the setting's reason."""
+    """Return status and reason; an empty reason leaves the setting's own."""
     trouble = done.troubles.get(key(step))
     before_it = f"{trouble}; " if trouble else ""
     gone = next(
@@ -123,7 +123,7 @@ def _restarted_units(action: Action) -> tuple[str, ...]:
 
 
 def _is_reported(remark: Remark, statuses: set[Status], done: Changes) -> bool:
-    """Check whether the rows of a setting's steps say this already: all is well now, or why one failed or waits."""
+    """Check whether the rows of a setting's steps report this already: all is well now, or why one failed or waits."""
     if remark.status == Status.OK:
         return bool(statuses)
     if remark in done.known:

@@ -17,7 +17,7 @@ from node_setup.agent.run.apply import Log, perform
 
 
 def commands_for_files(steps: Iterable[Step]) -> list[Command]:
-    """Return what the steps run to have their files taken in."""
+    """Return the commands by which the steps have their files taken in."""
     commands: set[Command] = set()
     for step in steps:
         written = False

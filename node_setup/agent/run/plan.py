@@ -56,7 +56,7 @@ def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
-    """One row for each step and each remark, in the catalogue's order, with the keys of the agent's result."""
+    """Return one row for each step and each remark, in the catalogue's order, with the keys of the agent's result."""
     made = [_step_row(step, plan) for step in plan.steps] + [_remark_row(remark, plan) for remark in plan.remarks]
     order = {name: number for number, name in enumerate(plan.settings)}
     return sorted(made, key=lambda row: order.get(row["setting"], len(order)))
@@ -125,7 +125,8 @@ def _selected(settings: Iterable[Setting], only: Sequence[str]) -> frozenset[str
 def _leaving_unknown(
     selected: frozenset[str], remarks: Iterable[Remark], request: Request
 ) -> tuple[frozenset[str], Request]:
-    """Whether a setting applies that hangs on an unreadable fact is not known: what is in place for it stays as it is."""
+    """Leave out settings that depend on an unreadable fact: whether they apply is not known, so what is in place for them
+    stays."""
     unknown = {remark.setting for remark in remarks if remark.status == Status.UNKNOWN}
     if not unknown:
         return selected, request

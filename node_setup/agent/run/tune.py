@@ -48,7 +48,7 @@ ROUNDS = 3
 
 @dataclass
 class Inspector:
-    """Reads facts and plans from them, as often as needed, and keeps the time that it took."""
+    """It reads facts and plans from them, as often as needed, and keeps the time that it took."""
 
     host: Host
     request: Request
@@ -83,7 +83,8 @@ def facts(host: Host, request: Request, identity: Identity, settings: tuple[Sett
 
 
 def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, Any], int]:
-    """Plan what a tune would do; change nothing. The result, and exit 0 in sync, 2 with drift, 1 where something failed.
+    """Plan what a tune would do and change nothing. Return the result, and exit status 0 in sync, 2 with drift, 1 where
+    something failed.
 
     A foreign file that wins at the next boot is drift, though none that a tune would undo.
     """
@@ -99,9 +100,9 @@ def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, A
 def tune(
     host: Host, request: Request, identity: Identity, wait_s: float, log: Log, refuse: Refuse = refusal
 ) -> tuple[dict[str, Any], int]:
-    """Bring the node to what is wanted and say what came of it; exit 0, 1 where something failed, 4 where refused.
+    """Bring the node to what is wanted. Return the result, and exit status 0, 1 where something failed, 4 where refused.
 
-    `wait_s` seconds at most are waited for another agent to end. `refuse` says why a node is left alone, unless forced.
+    It waits at most `wait_s` seconds for another agent to end. `refuse` returns why a node is left alone, unless forced.
     """
     try:
         with lock.hold(host, wait_s) as held:
@@ -130,7 +131,7 @@ def _tune(inspector: Inspector, held: int, log: Log, refuse: Refuse) -> tuple[di
 
 
 def _apply_until_stable(inspector: Inspector, before: Plan, held: int, log: Log) -> tuple[Changes, Plan]:
-    """Apply, look again, and apply what only became possible by that."""
+    """Apply, inspect again, and apply what only became possible by that."""
     steps: tuple[Step, ...] = before.steps
     done, after, facts_before = Changes(known=before.remarks), before, inspector.facts
     for _ in range(ROUNDS):

@@ -14,9 +14,9 @@ _PATH = r"[A-Za-z_][\w./@:-]*"
 _TEST = re.compile(rf"({_PATH})\s*(>=|<=|==|!=|>|<|\bin\b)\s*(\S.*)\Z")
 _BARE = re.compile(rf"(not\s+)?({_PATH})\Z")
 _REQUEST_ROOTS = ("document", "group", "profile")
-"""Roots that hold what the caller wants, not what the node is: where a value is missing, it is not wanted, and not unknown."""
+"""These roots hold what the caller wants, not what the node is: where a value is missing, it is not wanted, and not unknown."""
 _LISTS = ("services", "packages.installed", "sysctl", "kernel.cmdline", "modules.parameters", "disk")
-"""Facts that list what there is: a name that is not in them is not on the node."""
+"""These facts list what there is: a name that is not in them is not on the node."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Judgement:
 
 
 def parse(text: str) -> Condition:
-    """ValueError with what is wrong."""
+    """Parse a condition. ValueError with what is wrong."""
     bare = _BARE.match(text.strip())
     if bare:
         return Condition(text, bare.group(2), negated=bare.group(1) is not None)
@@ -67,7 +67,7 @@ def judge(condition: Condition, tree: Mapping[str, Any]) -> Judgement:
 
 
 def _absent(path: str, tree: Mapping[str, Any]) -> bool:
-    """Whether a missing value means that the thing is absent, and not that it could not be read."""
+    """Check whether a missing value means that the thing is absent, and not that it could not be read."""
     if path.split(".")[0] in _REQUEST_ROOTS:
         return True
     return any(path.startswith(name + ".") and isinstance(look_up(tree, name)[1], Mapping) for name in _LISTS)

@@ -19,14 +19,14 @@ from node_setup.agent.verify.result import HYPERPOD, READY, Result, drain, fact_
 
 VERSION = 1
 TIERS = ("facts", "fast")
-"""`facts` looks only; `fast` also writes to Lustre, which takes a few seconds and fits a Slurm prolog."""
+"""`facts` only reads; `fast` also writes to Lustre, which takes a few seconds and fits a Slurm prolog."""
 TOPICS = (first_boot, hardware, gpu, efa, lustre, slurm, clock, storage)
 
 Check = Callable[[Facts, ExpectedHardware, Request], Result]
 
 
 def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tuple[dict[str, Any], int]:
-    """All results as JSON, and the agent's exit status: 0 ready, 2 not. UserError where the request is wrong."""
+    """Return all results as JSON, and the agent's exit status: 0 ready, 2 not. UserError where the request is wrong."""
     if tier not in TIERS:
         raise UserError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)))
     want = expected_hardware(facts, request)
@@ -50,7 +50,7 @@ def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tu
 
 
 _ODD_FACTS = (AttributeError, KeyError, TypeError, ValueError)
-"""What code raises that meets facts of a form it does not know, say of another version's collectors."""
+"""Code raises these when facts have a form that it does not know, say from another version's collectors."""
 
 
 def _timed(check: Check, facts: Facts, want: ExpectedHardware, request: Request) -> Result:
@@ -63,7 +63,7 @@ def _timed(check: Check, facts: Facts, want: ExpectedHardware, request: Request)
 
 
 def _all_timed(name: str, run: Callable[[], Iterable[Result]]) -> list[Result]:
-    """Results that come together; the first carries the time of all."""
+    """Return results that come together; the first carries the time of all."""
     started = time.monotonic()
     try:
         results = list(run())

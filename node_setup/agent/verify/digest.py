@@ -10,11 +10,11 @@ from node_setup.agent.model import Facts
 from node_setup.agent.verify.result import fact_at
 
 OWN_ARGUMENTS = frozenset({"root", "BOOT_IMAGE", "initrd", "ip", "hostname", "ostree"})
-"""Of the kernel's command line, what names this one machine's disks."""
+"""These options of the kernel's command line name this one machine's disks."""
 
 
 def digest(facts: Facts) -> dict[str, Any]:
-    """Flat, in words that a table can show; None stands for what could not be read."""
+    """Return a flat digest in words that a table can show; None stands for what could not be read."""
     gpus, efa = _rows(facts, "gpu", "devices"), _rows(facts, "efa", "devices")
     blocks, mounts = _rows(facts, "blocks"), _rows(facts, "lustre", "mounts")
     arguments, memory = fact_at(facts, "kernel", "cmdline"), fact_at(facts, "memory", "gib")
@@ -74,5 +74,5 @@ def _joined(values: Any) -> str | None:
 
 
 def _mount_names(mounts: Any) -> list[str]:
-    """Without the address of the server that answered, which may differ from node to node."""
+    """Return sources and mount points without the server's address, which may differ from node to node."""
     return [f"{re.sub('^.*:/', '', str(mount.get('source')))} at {mount.get('target')}" for mount in mounts]

@@ -9,11 +9,11 @@ from node_setup.agent.verify.result import REBOOT, REPLACE, Result, fact_at, jud
 
 MODULES = ("efa", "ib_uverbs", "ib_core")
 HUGEPAGES, HUGEPAGE_KIB = 5128, 2048
-"""What EFA's installer sets aside. https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
+"""EFA's installer sets so many aside. https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
 
 
 def devices(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """RDMA devices of the kernel by the type's count, every port active."""
+    """Check the kernel's RDMA devices by the type's count; every port has to be active."""
     all_devices = fact_at(facts, "efa", "devices")
     if want.efa is None:
         return Result("efa-devices", Status.UNKNOWN, "the number of EFA devices of this type is not known")
@@ -61,7 +61,8 @@ def modules(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def plugin(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Of two plugins on one node NCCL takes whichever the search path names first, in each job another one."""
+    """Check that there is one plugin: of two on one node NCCL takes whichever the search path names first, in each job another
+    one."""
     if not want.efa or not want.gpus:
         return Result("ofi-plugin", Status.SKIPPED, "no GPUs to use EFA")
     paths = fact_at(facts, "efa", "plugins")
@@ -81,7 +82,7 @@ def plugin(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def hugepages(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """libfabric's bounce buffers lie in huge pages; without them jobs run, a little slower."""
+    """Check the huge pages in which libfabric's bounce buffers lie; without them jobs run a little slower."""
     if not want.efa:
         return _none("efa-hugepages", want)
     total, free = fact_at(facts, "memory", "hugepages_total"), fact_at(facts, "memory", "hugepages_free")

@@ -12,14 +12,14 @@ from node_setup.agent.settings import data
 from node_setup.agent.verify.result import fact_at
 
 BY_HAND = "machines"
-"""The backend whose node document someone wrote who knows the machines: its counts are believed for any type."""
+"""In this backend a person who knows the machines wrote the node document: its counts are believed for any type."""
 
 
 @dataclass(frozen=True)
 class ExpectedHardware:
-    """Counts of devices, None where they are not known; `problem` says why that is so. `efa` may be less than the type has,
-    where the cluster attaches fewer; `nvlinks` counts links of one GPU, None where not known. `other` holds where the node is
-    another type than its group."""
+    """This is what a node should have: counts of devices, None where they are not known; `problem` says why. `efa` may be less
+    than the type has, where the cluster attaches fewer; `nvlinks` counts links of one GPU, None where not known. `other` holds
+    where the node is another type than its group."""
 
     type: str | None = None
     group: str | None = None
@@ -35,8 +35,8 @@ class ExpectedHardware:
 
 
 def expected_hardware(facts: Facts, request: Request) -> ExpectedHardware:
-    """By the table of types, or by the group where someone counted by hand; a cluster may attach fewer EFA devices than its
-    type has."""
+    """Return what the table of types has, or the group where its counts were entered by hand; a cluster may attach fewer EFA
+    devices than its type has."""
     group = group_of(facts, request)
     described = (request.document.get("groups") or {}).get(group) or {}
     kind = bare_type(fact_at(facts, "instance", "type"))

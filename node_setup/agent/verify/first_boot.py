@@ -9,9 +9,9 @@ from node_setup.agent.verify.result import Result, fact_at
 
 
 def boot(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """By the outcome that `infra/plan/nodes/first_boot.sh` leaves behind; HyperPod and a user's own machines have none.
+    """Check the outcome that `infra/plan/nodes/first_boot.sh` leaves behind; HyperPod and a user's own machines have none.
 
-    An alarm counts failed boots by the cluster; this tells which node it was.
+    An alarm counts failed boots by the cluster; this check names the node.
     """
     outcome = fact_at(facts, "boot_outcome")
     if outcome is None:

@@ -23,11 +23,11 @@ from node_setup.agent.verify.result import (
 )
 
 ALIKE = 0.95
-"""Of the largest memory: what drivers set aside differs a little from card to card."""
+"""Memory of at least this share of the largest counts as the same: drivers set aside a little more on some cards."""
 
 
 def count(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """GPUs by the type's count; on Gaudi the cards that hl-smi lists."""
+    """Count the GPUs, or on Gaudi the cards that hl-smi lists, and compare with the type's count."""
     gaudi = bool(fact_at(facts, "hpu", "present"))
     kind = "hpu" if gaudi else "gpu"
     devices = fact_at(facts, kind, "devices")
@@ -48,7 +48,7 @@ def count(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def memory(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Accelerators of one model have the same memory: one with less has lost a part of it."""
+    """Check that accelerators of one model have the same memory: one with less has lost a part of it."""
     devices = fact_at(facts, "hpu", "devices") or _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-memory")
@@ -65,7 +65,7 @@ def memory(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def ecc(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """No uncorrectable memory error since the driver was loaded."""
+    """Check that there was no uncorrectable memory error since the driver was loaded."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-ecc")
@@ -101,7 +101,7 @@ def row_remap(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 NVLINK_5 = range(144, 151)
-"""Xids of NVLink 5 events, whose text says how bad each is: https://docs.nvidia.com/deploy/xid-errors/"""
+"""These are Xids of NVLink 5 events, whose text says how bad each is: https://docs.nvidia.com/deploy/xid-errors/"""
 
 
 def xid(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
@@ -142,7 +142,7 @@ def xid(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 def xid_action(number: int, text: str, gpu: str = "") -> str:
     """Return what an Xid calls for; a code that the table does not hold is a person's to judge.
 
-    Xid 154 tells a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
+    Xid 154 reports a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
     """
     table = data.tables().get("xid", {})
     now = text.lower().rsplit(" to ", 1)[-1]
@@ -157,8 +157,8 @@ def xid_action(number: int, text: str, gpu: str = "") -> str:
 
 
 def _fatal(number: int, text: str, switch: bool) -> bool:
-    """Whether a switch or an NVLink 5 event calls itself fatal, and not `Non-fatal` or `Nonfatal`: the fabric is broken then.
-    https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/ (SXid errors)"""
+    """Check whether a switch or an NVLink 5 event calls itself fatal, and not `Non-fatal` or `Nonfatal`: the fabric is broken
+    then. https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/ (SXid errors)"""
     return (switch or number in NVLINK_5) and re.search(r"(?<![-A-Za-z])Fatal\b", text) is not None
 
 
@@ -174,7 +174,8 @@ SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
 
 
 def throttle(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Clocks held down by heat or power while nothing runs; an idle GPU's low clocks and a set power limit are normal."""
+    """Warn of clocks that heat or power hold down while nothing runs; an idle GPU's low clocks and a set power limit are
+    normal."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-throttle")
@@ -205,7 +206,7 @@ def _hot(facts: Facts, slow: str, action: str) -> Result:
 
 
 def persistence(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Without it the driver forgets its state, clocks included, whenever no process holds a GPU."""
+    """Check persistence mode: without it the driver forgets its state, clocks included, whenever no process holds a GPU."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-persistence")
@@ -218,7 +219,7 @@ def persistence(facts: Facts, want: ExpectedHardware, request: Request) -> Resul
 
 
 def clocks(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Application clocks at the highest pair that the GPU names; GPUs that know none are left alone."""
+    """Check that application clocks are at the highest pair that the GPU names; GPUs that know none are left alone."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-clocks")
@@ -235,7 +236,7 @@ def clocks(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def nvlinks(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Every link of every GPU up; errors on links that are up are named."""
+    """Check that every link of every GPU is up; errors on links that are up are named."""
     if want.nvlinks is None:
         return Result("gpu-nvlink", Status.SKIPPED, "no count of links is known for this type")
     links = fact_at(facts, "gpu", "nvlinks")
@@ -255,7 +256,8 @@ def nvlinks(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def fabric_manager(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Where GPUs are joined by NVSwitch, CUDA does not start without a fabric manager of the driver's own version."""
+    """Check the fabric manager: where GPUs are joined by NVSwitch, CUDA does not start without a fabric manager of the driver's
+    own version."""
     if want.nvlinks is None:
         return Result("fabric-manager", Status.SKIPPED, "no NVSwitch on this type")
     driver, version = fact_at(facts, "gpu", "driver"), fact_at(facts, "gpu", "fabric_manager", "version")
@@ -302,7 +304,8 @@ def _without(facts: Facts, want: ExpectedHardware, check: str) -> Result:
 
 
 def _uncounted(check: str, values: Mapping[str, Any], want: ExpectedHardware, what: str) -> Result:
-    """GPUs of workstations and small inference types keep no such counters; those of training types do."""
+    """Return the result without counters: GPUs of workstations and small inference types keep none, those of training types
+    do."""
     if want.nvlinks is None and not any(value is not None for value in values.values()):
         return Result(check, Status.SKIPPED, f"these GPUs do not count {what}")
     return Result(check, Status.UNKNOWN, f"{what} could not be read")

@@ -43,7 +43,7 @@ def notice(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def nvme(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Local drives by the type's count; one that is missing is the machine's fault."""
+    """Check local drives by the type's count; a missing drive is the machine's fault."""
     blocks = fact_at(facts, "blocks")
     if blocks is None:
         return unread_result("nvme", facts, "blocks", "block devices")

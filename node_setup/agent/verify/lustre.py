@@ -56,8 +56,8 @@ def _source(request: Request) -> str | None:
 
 
 def network(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Where the cluster's file system takes EFA, LNet has as many EFA interfaces as the group gives to Lustre, all of them up,
-    and knows the servers of what is mounted by their EFA addresses. On EKS pods mount, over the node's LNet."""
+    """Check that, where the cluster's file system takes EFA, LNet has as many EFA interfaces as the group gives to Lustre, all
+    of them up, and knows the servers of what is mounted by their EFA addresses. On EKS pods mount, over the node's LNet."""
     check, wanted = "lustre-network", efa_interfaces(request, want)
     if not wanted:
         return Result(check, Status.SKIPPED, _why_tcp(request, want))
@@ -80,7 +80,7 @@ def network(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def efa_interfaces(request: Request, want: ExpectedHardware) -> int:
-    """How many EFA interfaces LNet needs at least. A node document of an older cluster gives no number: one then."""
+    """Return how many EFA interfaces LNet needs at least: one where the node document of an older cluster gives no number."""
     group = (request.document.get("groups") or {}).get(want.group) or {}
     if "lustre_efa" in group:
         return min(int(group["lustre_efa"]), want.efa if want.efa is not None else int(group["lustre_efa"]))
@@ -128,7 +128,7 @@ def targets(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_efa: bool) -> Result:
-    """Which network carried the probe's I/O, by messages that LNet counted meanwhile, summed over all its interfaces.
+    """Check which network carried the probe's I/O, by the messages that LNet counted meanwhile, summed over all its interfaces.
 
     awslabs/awsome-distributed-ai `mount_fsx.sh` reads one line of counters; where there are several EFA devices its shell
     comparison fails, and with it the check passes.
@@ -152,7 +152,7 @@ def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_ef
 
 
 def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None:
-    """Messages sent and received, whichever is fewer: a path that only sends carries nothing. None where not counted."""
+    """Return messages sent or received, whichever is fewer: a path that only sends carries nothing. None where not counted."""
     directions = []
     for key in ("send", "recv"):
         sums = [_sum(nets, name, key) for nets in (before, after)]
@@ -163,7 +163,7 @@ def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None
 
 
 def _dropped(before: Sequence[Any], after: Sequence[Any]) -> int:
-    """Messages dropped on all networks; 0 where some interface does not count them."""
+    """Return messages dropped on all networks; 0 where some interface does not count them."""
     sums = [_sum(nets, "", "drop") for nets in (before, after)]
     return 0 if sums[0] is None or sums[1] is None else max(0, sums[1] - sums[0])
 

@@ -22,12 +22,12 @@ from node_setup.agent.verify.result import Result, fact_at
 SECONDS = 30.0
 STARTS_WITHIN_S = 5.0
 MIB = 64
-"""Enough that direct I/O of every message size is among it; on a fresh file, so that no cache answers."""
+"""A probe writes so much that direct I/O of every message size is among it, to a fresh file so that no cache answers."""
 FOLDER = "/run/lustrain"
 ANSWER = f"{FOLDER}/probe.txt"
 LOCK = f"{FOLDER}/probe.lock"
 SLOW_MB_S = 50
-"""An order of magnitude below what a single client gets from the smallest FSx for Lustre; not a benchmark."""
+"""This is an order of magnitude below what a single client gets from the smallest FSx for Lustre; not a benchmark."""
 
 SCRIPT = """
 exec >"$2.tmp" 2>&1 </dev/null
@@ -42,11 +42,12 @@ echo "read"
 rm "$3" || fail delete "$3"
 echo "done"
 """
-"""`sh -c` with: host, answer file, file on Lustre, MiB. Each step says its name when it is over."""
+"""`sh -c` runs this with host, answer file, file on Lustre, MiB. Each step prints its name when it is over."""
 
 
 def write_probe(host: Host, facts: Facts, want: ExpectedHardware, request: Request) -> list[Result]:
-    """Two results: whether a file of this node can be written, read back and deleted, and over which network that went."""
+    """Return two results: whether a file of this node can be written, read back and deleted, and over which network that
+    went."""
     path = fact_at(request.document, "lustre", "path")
     if not path:
         return [Result("lustre-write", Status.SKIPPED, "the cluster has no Lustre")]
@@ -60,7 +61,8 @@ def write_probe(host: Host, facts: Facts, want: ExpectedHardware, request: Reque
 
 
 def _write(host: Host, path: str, name: str) -> Result:
-    """One probe at a time: its lock goes to the probe and is free when that has ended, whatever became of who started it."""
+    """Run one probe at a time: its lock goes to the probe and is free when that has ended, whatever became of the agent that
+    started it."""
     before = host.read(LOCK)
     try:
         with lock.hold(host, SECONDS, LOCK) as held, host.lending(held):
@@ -72,7 +74,7 @@ def _write(host: Host, path: str, name: str) -> Result:
 
 
 def _busy(before: str | None, now: str | None) -> Result:
-    """By who held the lock when we came, and when the time was over: only one that is as old as this hangs."""
+    """Judge by the lock's holder at the start and when the time is over: only a probe as old as this one hangs."""
     if not now or now != before:
         return Result("lustre-write", Status.UNKNOWN, f"not tried: other probes of this node took the {SECONDS:g} s")
     why = f"a probe started before still hangs ({now.strip()}): Lustre does not answer"

@@ -13,17 +13,17 @@ READY = frozenset({Status.OK, Status.WARNING, Status.SKIPPED})
 
 NONE, RESET_GPU, REBOOT, REPLACE = "NONE", "RESET_GPU", "REBOOT", "REPLACE"
 ACTIONS = (NONE, RESET_GPU, REBOOT, REPLACE)
-"""What is to be done with the node, the heavier the later; NONE: a person has to look, or the node needs tuning."""
+"""These actions are in the order of their weight; NONE: a person has to look, or the node needs tuning."""
 
 HYPERPOD = {RESET_GPU: "Action:Reboot", REBOOT: "Action:Reboot", REPLACE: "Action:Replace"}
-"""The reason, letter for letter, by which HyperPod repairs a Slurm node that is set to `fail`; anything around it and it does
-nothing. A GPU's reset is a reboot there, since processes of others hold the GPU.
+"""These are the reasons, letter for letter, by which HyperPod repairs a Slurm node that is set to `fail`; anything around it
+and it does nothing. A GPU's reset is a reboot there, since processes of others hold the GPU.
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-resiliency-slurm-replace-faulty-instance.html"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """`actual` and `expected` are short texts for a table; `seconds` is what the check took."""
+    """This is one check's result: `actual` and `expected` are short texts for a table; `seconds` is what the check took."""
 
     check: str
     status: Status
@@ -84,7 +84,7 @@ def worst(results: Iterable[Result]) -> Result | None:
 
 
 def drain(results: Iterable[Result]) -> str | None:
-    """One line for `scontrol update … state=drain reason=`; None where nothing failed.
+    """Return one line for `scontrol update … state=drain reason=`; None where nothing failed.
 
     The unknown does not drain a node: suites that took a tool that does not answer for broken hardware emptied healthy nodes
     (NVIDIA/DCGM issue 308), and ones that took it for health kept broken ones (IBM/autopilot issue 68). So a node of which

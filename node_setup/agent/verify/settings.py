@@ -12,11 +12,12 @@ from node_setup.agent.settings import catalog
 from node_setup.agent.verify.result import Result
 
 APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-parameters"}
-"""Kinds that are shown as checks of their own; all others are one, `settings`."""
+"""These kinds are shown as checks of their own; all others are one check, `settings`."""
 
 
 def check_all(facts: Facts, request: Request) -> list[Result]:
-    """One result for stripes, one for Lustre's parameters, one for the rest. UserError where the request is wrong."""
+    """Return one result for stripes, one for Lustre's parameters, one for all other settings. UserError where the request is
+    wrong."""
     made = planning.plan(catalog.load(), facts, request)
     rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*APART.values(), "settings")}
     for row in planning.rows(made):

@@ -12,7 +12,7 @@ ENOUGH_BYTES = 16 * 2**30
 
 
 def memlock(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Locked memory of the running slurmd, which jobs inherit; a login's `ulimit -l` says nothing of them."""
+    """Check the locked memory of the running slurmd, which jobs inherit; a login's `ulimit -l` says nothing of them."""
     limits = fact_at(facts, "limits", "slurmd")
     if limits is None:
         return _without_slurmd(facts, want, request)

@@ -9,7 +9,8 @@ from node_setup.agent.verify.result import REBOOT, Result, fact_at, unread_resul
 
 GIB = 2**30
 SHM_SHARE = 0.25
-"""Of memory; the kernel's own size of a tmpfs is half of it. Data loaders pass their batches through /dev/shm."""
+"""/dev/shm should have this share of memory; the kernel's own size of a tmpfs is half of it. Data loaders pass their batches
+through /dev/shm."""
 
 
 def shm(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
@@ -23,7 +24,7 @@ def shm(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 
 
 def scratch(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
-    """Local drives, where there are any, are mounted somewhere: directly or as parts of an array."""
+    """Check that local drives, where there are any, are mounted somewhere: directly or as parts of an array."""
     if not want.nvme:
         return Result("scratch", Status.SKIPPED, "no local drives")
     blocks, mounts = fact_at(facts, "blocks"), fact_at(facts, "mounts")

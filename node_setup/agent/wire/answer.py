@@ -12,7 +12,7 @@ VERSION = 1
 
 
 def empty_answer(identity: Identity) -> dict[str, Any]:
-    """Return an empty answer with every key that answers have; `seconds` are spent in each phase."""
+    """Return an empty answer with every key that answers have; `seconds` holds the time of each phase."""
     return {
         "version": VERSION,
         "agent": identity.sha256,

@@ -37,10 +37,10 @@ _SIGNATURES = (
     (32769, b"CD001", "iso9660"),
     (510, b"\x55\xaa", "dos"),
 )
-"""(offset, bytes, name) at the beginning of a disk; from the probing tables of util-linux (libblkid/src)."""
+"""Each row is (offset, bytes, name) at the beginning of a disk, from the probing tables of util-linux (libblkid/src)."""
 
 Places = dict[str, list[tuple[str, str]]]
-"""(mount point, file system) by a device's number or path."""
+"""Each device, by number or path, has a list of (mount point, file system)."""
 
 _MD_MAGIC = struct.pack("<I", 0xA92B4EFC)
 
@@ -54,7 +54,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _real(scene: Scene, name: str) -> bool:
-    """Not an empty drive, an array that is not assembled, or a path that the multipath code hides."""
+    """Leave out empty drives, arrays that are not assembled, and paths that the multipath code hides."""
     return bool(scene.number(f"/sys/block/{name}/size")) and scene.text(f"/sys/block/{name}/hidden") != "1"
 
 
@@ -78,7 +78,7 @@ def _places(scene: Scene) -> Places:
 
 
 def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
-    """(device number, mount point, file system) of each line of /proc/PID/mountinfo (proc(5))."""
+    """Return (device number, mount point, file system) of each line of /proc/PID/mountinfo (proc(5))."""
     lines = (line.split(" ") for line in text.splitlines())
     return [
         (line[2], line[4].replace("\\040", " "), line[line.index("-") + 1])
@@ -93,7 +93,7 @@ def _mounted(scene: Scene, folder: str, name: str, places: Places) -> list[tuple
 
 
 def _below(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
-    """Where a device is mounted, itself or what is built on it: an array, a logical volume."""
+    """Return where a device is mounted, itself or an array or logical volume that is built on it."""
     targets = _mounted(scene, folder, name, places)
     for holder in scene.host.names(f"{folder}/holders"):
         mapped = scene.text(f"/sys/block/{holder}/dm/name")
@@ -121,12 +121,12 @@ def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
 
 
 def _size(scene: Scene, name: str) -> int:
-    """In bytes; the kernel counts in 512 whatever a disk's own blocks are."""
+    """Return the size in bytes; the kernel counts blocks of 512 bytes whatever a disk's own blocks are."""
     return (scene.number(f"/sys/block/{name}/size") or 0) * 512
 
 
 def _use(scene: Scene, name: str, places: Places) -> dict[str, Any]:
-    """Who uses a disk, else what lies on it."""
+    """Return who uses a disk, or what lies on it."""
     host, folder = scene.host, f"/sys/block/{name}"
     partitions = [entry for entry in host.names(folder) if host.exists(f"{folder}/{entry}/partition")]
     folders = [(folder, name), *((f"{folder}/{partition}", partition) for partition in partitions)]

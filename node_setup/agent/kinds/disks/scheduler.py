@@ -13,13 +13,13 @@ from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Reque
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`Setting.value` is the scheduler: now for each disk, and as a udev rule for those to come."""
+    """Plan the scheduler `Setting.value`: now for each disk, and as a udev rule for disks to come."""
     planned = plan_removal(owned.UDEV, chosen, facts, request)
     return planned + [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def instance_store(facts: Facts) -> list[Mapping[str, Any]]:
-    """Local NVMe disks, whole, in the order of their names; none of them is the root's."""
+    """Return the whole local NVMe disks in the order of their names, without the root's."""
     return [block for block in facts.get("blocks") or () if block["instance_store"] and not block["root"]]
 
 
@@ -48,7 +48,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
 
 
 def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:
-    """None where the disk has it."""
+    """Plan one disk; None where it has the scheduler."""
     current, offered, wanted = disk["scheduler"], disk["schedulers"], setting.value
     file = f"/sys/block/{disk['name']}/queue/scheduler"
     if current is None:
@@ -61,7 +61,7 @@ def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
-    """None where the rule is in place."""
+    """Plan the udev rule; None where it is in place."""
     if owned.UDEV not in facts["files"]:
         return Remark(setting.id, Status.UNKNOWN, f"{owned.UDEV} was not read")
     file, content = facts["files"][owned.UDEV], udev_rule(setting.value)

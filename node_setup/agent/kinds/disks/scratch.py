@@ -17,12 +17,12 @@ from node_setup.agent.kinds.files import owned_unit
 from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Request, Run, Setting, Step
 
 IMAGE_SERVICE = "dlami-nvme.service"
-"""Of AWS's deep-learning images: gathers the disks with LVM, at the same place."""
+"""AWS's deep-learning images gather the disks with this unit by LVM, at the same place."""
 LABEL = "lustrain"
 ARRAY = "/dev/md/lustrain"
 MEMBER = "linux_raid_member"
 SETTLED = Run(("udevadm", "settle"))
-"""Until the names that udev makes are there: the array's, and that of the label, by which the unit mounts."""
+"""This waits until the names that udev makes are there: the array's, and that of the label, by which the unit mounts."""
 FORMAT_SECONDS = 300.0
 MOUNT_SECONDS = 120.0
 
@@ -30,13 +30,13 @@ Block = Mapping[str, Any]
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`Setting.options["path"]` is the mount point."""
+    """Plan the scratch file system at the mount point `Setting.options["path"]`."""
     return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def mount_unit(path: str) -> str:
-    """Outside of local-fs.target: after a stop there is no such label until the agent has made one, and nothing at boot may
-    wait for that."""
+    """Return a unit outside of local-fs.target: after a stop there is no such label until the agent has made one, and nothing
+    at boot may wait for that."""
     return f"""{owned.HEADER}[Unit]
 Description=Scratch on the instance store
 DefaultDependencies=no
@@ -145,7 +145,7 @@ def _gathered(paths: Sequence[str]) -> tuple[Action, ...]:
 
 
 def _formatted(device: str) -> tuple[Action, ...]:
-    """-K: a new instance store needs no discard, which takes minutes on some disks."""
+    """Format with -K: a new instance store needs no discard, which takes minutes on some disks."""
     return (Run(("mkfs.xfs", "-K", "-L", LABEL, device), FORMAT_SECONDS), SETTLED)
 
 
@@ -166,7 +166,7 @@ def _state(block: Block) -> str:
 
 
 def _persisted(setting: Setting, path: str, facts: Facts) -> list[Step | Remark]:
-    """Nothing where the unit is as it should be and enabled."""
+    """Plan the unit; no step where it is as it should be and enabled."""
     unit = owned.mount_unit(path)
     step = owned_unit.in_place(setting, {unit: mount_unit(path)}, unit, facts)
     return [] if step is None else [step]

@@ -8,8 +8,8 @@ from node_setup.agent.model import PERSISTED, Action, Facts, Run, Setting, Step,
 
 
 def in_place(setting: Setting, wanted: Mapping[str, str], enabled: str, facts: Facts) -> Step | None:
-    """Put the files `wanted` (content by path, each with its fact) into place and enable the one at `enabled`; the step is
-    named after the first of them. None where all is so."""
+    """Plan to write the files `wanted` (content by path, each with its fact) and to enable the one at `enabled`; the step is
+    named after the first of them. None where nothing is to be done."""
     files, unit = facts["files"], name(enabled)
     stale = [path for path, content in wanted.items() if files[path] is None or files[path]["content"] != content]
     service: Mapping[str, object] = (facts.get("services") or {}).get(unit) or {}

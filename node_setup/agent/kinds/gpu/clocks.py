@@ -14,7 +14,7 @@ from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 Pair = tuple[int, int]
-"""Memory and graphics clock in MHz, in the order of `nvidia-smi -ac`."""
+"""A pair is the memory and the graphics clock in MHz, in the order of `nvidia-smi -ac`."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -27,8 +27,8 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def clocks_unit(after: str) -> str:
-    """Asks each GPU for its highest clocks, so that it holds for whatever type this disk boots on; as the EKS image does it
-    (awslabs/amazon-eks-ami templates/al2023/runtime/gpu/set-nvidia-clocks). `after` is the unit that keeps the driver
+    """Return a unit that sets each GPU's own highest clocks, so that it holds for whatever type this disk boots on, as in the
+    EKS image (awslabs/amazon-eks-ami templates/al2023/runtime/gpu/set-nvidia-clocks). `after` is the unit that keeps the driver
     loaded: clocks are lost with it. systemd takes `$$` for `$`."""
     query = "nvidia-smi --query-gpu=index,clocks.max.memory,clocks.max.graphics --format=csv,noheader,nounits"
     each = 'while IFS=", " read -r index memory graphics; do nvidia-smi -i "$$index" -ac "$$memory,$$graphics"; done'
@@ -73,7 +73,7 @@ def _runtime(setting: Setting, devices: Sequence[Mapping[str, Any]]) -> list[Ste
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
-    """None where the unit is as it should be and enabled."""
+    """Plan the unit; None where it is as it should be and enabled."""
     missing = no_systemd(facts)
     if missing is not None:
         return Remark(setting.id, *missing)
@@ -83,7 +83,7 @@ def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
 
 
 def _pair(clocks: Mapping[str, Any] | None) -> Pair | None:
-    """None where the driver says [N/A]: it will not take them either."""
+    """Return the clocks; None where the driver says [N/A]: it will not take them either."""
     if not clocks or not isinstance(clocks.get("memory"), int) or not isinstance(clocks.get("graphics"), int):
         return None
     return clocks["memory"], clocks["graphics"]

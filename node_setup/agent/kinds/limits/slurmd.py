@@ -45,7 +45,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def _waits(facts: Facts) -> str:
-    """Why slurmd is not restarted now; empty where nothing speaks against it."""
+    """Return why slurmd is not restarted now; empty where nothing speaks against it."""
     if facts.get("jobs") != []:
         return "when no job runs" if facts.get("jobs") else "when it is known that no job runs"
     if (_units(facts).get(BOOT) or {}).get("active") == "activating":

@@ -15,7 +15,7 @@ RPCS, CHANGING_RPCS = "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """One `lctl set_param` for each pattern of which any instance differs; `Setting.key` is the pattern."""
+    """Plan one `lctl set_param` for each pattern of which any instance differs; `Setting.key` is the pattern."""
     settings = _ordered([setting for setting in chosen if setting.id in selected], facts)
     if settings and not lustre_mounts(facts):
         why = "no Lustre file system is mounted, and an unmount resets these values"
@@ -51,7 +51,8 @@ def _instances(pattern: str, facts: Facts) -> Mapping[str, str] | None:
 
 
 def _ordered(settings: list[Setting], facts: Facts) -> list[Setting]:
-    """As given, but that of the two that depend on each other the one goes first that makes room for the other."""
+    """Return the settings in their order, but of the two that depend on each other first the one that makes room for the
+    other."""
     by_key = {setting.key: setting for setting in settings}
     if RPCS not in by_key or CHANGING_RPCS not in by_key:
         return settings
@@ -63,8 +64,8 @@ def _ordered(settings: list[Setting], facts: Facts) -> list[Setting]:
 
 
 def _rival(setting: Setting, settings: Sequence[Setting], facts: Facts) -> str:
-    """Why the client would refuse this value beside the other parameter's; empty if it would not. The other's value is the one
-    that it is about to get, else the one that it has."""
+    """Return why the client would refuse this value beside the other parameter's; empty if it would not. The other's value is
+    the one that it is about to get, else the one that it has."""
     if setting.key not in (RPCS, CHANGING_RPCS):
         return ""
     key = CHANGING_RPCS if setting.key == RPCS else RPCS
