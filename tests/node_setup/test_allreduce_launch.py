@@ -146,7 +146,7 @@ def test_a_node_with_a_job_or_nobody_knows_is_not_disturbed(
 
 
 @pytest.mark.parametrize("missing", ["mpirun", "all_reduce_perf"])
-def test_without_its_programs_nothing_is_launched_and_that_is_no_pass(
+def test_missing_programs_launch_nothing_and_do_not_pass(
     machine: Sshd, launcher: Any, run: Any, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     log = launcher(RECORDED / "p5-2-nodes-srun.txt")
@@ -157,7 +157,7 @@ def test_without_its_programs_nothing_is_launched_and_that_is_no_pass(
     assert found.why[0].startswith(f"not run: no {missing} on n1, in PATH or /nowhere/*; fix: install it")
 
 
-def test_the_newest_test_in_a_known_place_is_taken_and_a_named_one_before_it(
+def test_named_nccl_test_precedes_the_newest_known_one(
     machine: Sshd, launcher: Any, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     log = launcher(RECORDED / "p5-2-nodes-srun.txt")
@@ -185,7 +185,7 @@ def test_only_a_test_beside_its_cuda_gets_a_search_path() -> None:
 
 
 @pytest.mark.parametrize(("left", "limit"), [(150, 142), (3000, 280)])
-def test_it_has_what_is_left_of_the_time_for_all_nodes_and_no_more(
+def test_all_reduce_gets_only_the_remaining_time(
     machine: Sshd, launcher: Any, run: Any, left: float, limit: int
 ) -> None:
     log = launcher(RECORDED / "p5-2-nodes-srun.txt")

@@ -131,9 +131,7 @@ PARTS = ["rows", "errors", "lint", "results", "reboot", "unplanned", "boot", "re
     st.sampled_from([0, 1, 2, 4]),
     st.dictionaries(st.sampled_from(PARTS), ANY),
 )
-def test_of_whatever_passes_for_an_answer_every_report_can_be_made(
-    command: str, status: int, parts: dict[str, Any]
-) -> None:
+def test_every_accepted_answer_can_be_reported(command: str, status: int, parts: dict[str, Any]) -> None:
     base = {"facts": FACTS, "plan": FINE, "verify": VERIFIED}[command]
     try:
         answer = answer_to(command, status, SHA, {**base, **parts})

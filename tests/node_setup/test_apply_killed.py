@@ -74,7 +74,7 @@ def _said(child: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
-def test_a_writer_killed_at_any_moment_leaves_whole_files_and_the_next_apply_tidies_up(tmp_path: Path) -> None:
+def test_killed_writer_leaves_whole_files_for_the_next_apply(tmp_path: Path) -> None:
     host, moments, left = Host(str(tmp_path)), chance("kills of a writer"), 0
     paths = (owned.SYSCTL, owned.TUNING, owned.SLURMD)
     for _ in range(KILLS):
@@ -93,9 +93,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_and_the_next_apply_tid
     assert [str(path) for path in tmp_path.rglob("*.lustrain")] == []
 
 
-def test_a_file_is_on_the_disk_before_its_name_is_and_its_name_before_the_write_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_synced_before_its_name_and_its_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here; the order of the calls is what ext4 and XFS ask of whoever wants to find old or new after that."""
     calls: list[tuple[str, str]] = []
     fsync, replace = os.fsync, os.replace
@@ -119,9 +117,7 @@ def test_a_file_is_on_the_disk_before_its_name_is_and_its_name_before_the_write_
     assert calls == [("sync", "folder")]
 
 
-def test_the_lock_is_roots_names_its_holder_is_waited_for_and_goes_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_is_roots_names_its_holder_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, child, pauses = Host(str(tmp_path)), _child(_HOLDER, str(tmp_path)), []
 
     def pause(seconds: float) -> None:
@@ -148,9 +144,7 @@ def killed_agent(root: Path, what: str) -> tuple[int, int]:
     return child.pid, program
 
 
-def test_what_a_killed_agent_had_started_to_change_the_node_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_of_a_killed_agent_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid, program = killed_agent(tmp_path, "changes")
     busy = rf"a program that a killed agent started still changes this node: pid {pid} since .*; fix: "
     with pytest.raises(BusyError, match=busy), hold(Host(str(tmp_path)), 0.0):
@@ -167,7 +161,7 @@ def test_what_a_killed_agent_had_started_to_change_the_node_is_waited_for(
         assert pauses
 
 
-def test_what_only_looks_holds_nobody_up_when_its_agent_is_killed(tmp_path: Path) -> None:
+def test_read_only_program_of_a_killed_agent_holds_no_lock(tmp_path: Path) -> None:
     _, program = killed_agent(tmp_path, "looks")
     with hold(Host(str(tmp_path)), 0.0):
         assert alive(program)

@@ -41,7 +41,7 @@ def told(setting: str, status: str, why: str) -> Remark:
 OK = told("a", "ok", "as wanted")
 
 
-def test_parameters_that_a_mount_lost_as_it_was_made_anew_are_set_again_and_nothing_else_is() -> None:
+def test_only_parameters_lost_by_a_remount_are_set_again() -> None:
     mount = replace(step("a"), actions=(Run(("umount", "/fsx")), Run(("mount", "/fsx"))))
     lost = replace(step("b"), actions=(Run(("lctl", "set_param", "osc.*.max_rpcs_in_flight=32")),))
     before = plan(mount, told("b", "ok", "as wanted"), told("c", "ok", "as wanted"))
@@ -120,7 +120,7 @@ PLANS = st.builds(lambda said: plan(*said), st.lists(STEPS | REMARKS, max_size=6
 
 
 @given(PLANS, PLANS)
-def test_every_step_has_one_row_and_none_that_is_still_needed_is_called_done(before: Plan, after: Plan) -> None:
+def test_every_step_has_one_row_and_a_needed_one_is_not_done(before: Plan, after: Plan) -> None:
     steps = {key(one): one for one in before.steps}
     rows: list[dict[str, Any]] = result_rows(Changes(tuple(steps.values()), known=before.remarks), after)
     shown = [(row["setting"], row["part"], row["target"]) for row in rows if row["part"] is not None]

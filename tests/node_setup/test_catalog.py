@@ -22,7 +22,7 @@ def parse(*tables: dict[str, Any]) -> Any:
     return catalog.parse({"kernel": {"setting": list(tables)}})
 
 
-def test_what_is_shipped_is_right_and_says_where_it_is_from_and_leaves_alone_what_costs_security() -> None:
+def test_shipped_settings_are_valid_sourced_and_safe() -> None:
     settings = catalog.load()
     assert len(settings) > 40
     assert all(one.source and one.reason for one in settings)
@@ -31,7 +31,7 @@ def test_what_is_shipped_is_right_and_says_where_it_is_from_and_leaves_alone_wha
     assert all(one.profiles == ("gaudi",) for one in settings if one.id.startswith("gaudi."))
 
 
-def test_a_setting_has_its_defaults_and_its_lists_as_tuples_and_its_value_may_be_a_multiple_of_a_fact() -> None:
+def test_setting_is_parsed_with_defaults_tuples_and_value_per() -> None:
     (one,) = parse({**GOOD, "when": ["cpu.count > 64"]})
     assert (one.compare, one.severity, one.default, one.needs, one.value_per) == ("exact", "should", True, "", None)
     assert (one.profiles, one.when) == (("cpu",), ("cpu.count > 64",))
@@ -94,7 +94,7 @@ def test_files_without_settings_are_other_data() -> None:
     assert catalog.parse({"xid": {"xid": [{"number": 79}]}}) == ()
 
 
-def test_what_is_wanted_follows_from_keys_conditions_and_the_document() -> None:
+def test_wanted_facts_follow_from_keys_conditions_and_document() -> None:
     settings = parse(
         {**GOOD, "when": ["services.dlami-nvme.service", "packages.installed.needrestart", "sysctl.vm.swappiness > 1"]},
         {**GOOD, "id": "h", "kind": "hold", "key": "", "value": "", "options": {"packages": ["linux-aws"]}},
@@ -179,7 +179,7 @@ def test_a_condition_holds_fails_with_its_reason_or_is_unknown(text: str, status
     assert (outcome.status, outcome.why) == (status, why)
 
 
-def test_what_is_not_on_the_node_is_unknown_as_long_as_nobody_could_look() -> None:
+def test_absent_value_is_unknown_while_its_fact_is_unread() -> None:
     tree = {"services": None, "packages": {"installed": None}}
     assert judge(condition.parse("services.slurmd.service"), tree).status == UNKNOWN
     assert judge(condition.parse("not packages.installed.x"), tree).status == UNKNOWN

@@ -30,7 +30,7 @@ def test_the_node_with_another_driver_is_named(digests: dict[str, dict[str, obje
     assert [odd.why for odd in find_differences(digests, ONE)] == [why]
 
 
-def test_groups_are_not_compared_with_each_other_and_tables_by_content() -> None:
+def test_facts_are_compared_by_content_within_a_group() -> None:
     assert find_differences(digests("gpus", n1=8, n2=8, head=0), {"n1": "train", "n2": "train", "head": "head"}) == []
     assert find_differences(digests("clocks", n1={"a": 1, "b": 2}, n2={"b": 2, "a": 1}), ONE) == []
 
@@ -59,7 +59,7 @@ def test_the_slow_node_is_named(values: tuple[float, ...], slow: list[str]) -> N
     assert list(find_slow_hosts({f"n{number}": value for number, value in enumerate(values)}).slow) == slow
 
 
-def test_a_node_without_a_figure_is_unmeasured_and_moves_no_median_and_too_few_are_said_to_be() -> None:
+def test_unmeasured_node_moves_no_median_and_few_are_reported() -> None:
     said = find_slow_hosts({"n1": 480.0, "n2": None, "n3": math.nan})
     assert (said.median, said.unmeasured, "too few" in said.why) == (480.0, ("n2", "n3"), True)
 

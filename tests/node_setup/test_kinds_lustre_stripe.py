@@ -62,7 +62,7 @@ def test_options_mean_what_lfs_makes_of_them(options: str, expected: list[dict[s
         *("-x 1", "-i 3", "-L mdt", "-p flash"),
     ],
 )
-def test_what_lfs_would_refuse_or_plan_could_not_compare_is_one_line(options: str) -> None:
+def test_layout_refused_by_lfs_or_incomparable_is_one_line(options: str) -> None:
     with pytest.raises(UserError, match=r"^lustre.stripes.options = .*; allowed: .*; fix: [^\n]*$"):
         layout_of(options.split())
 
@@ -101,7 +101,7 @@ def legal_options(draw: st.DrawFn) -> list[str]:
 
 
 @given(legal_options())
-def test_every_legal_list_of_options_is_a_layout_that_equals_its_own_reading(options: list[str]) -> None:
+def test_every_legal_option_list_equals_its_own_reading(options: list[str]) -> None:
     layout = layout_of(options)
     parts = layout["components"]
     ends = [part["end"] for part in parts]
@@ -138,7 +138,7 @@ def test_layouts_that_differ_in_what_was_asked_are_not_the_same(one: list[str], 
     assert same(left, right) is not differs
 
 
-def test_jobs_of_any_user_write_into_a_directory_that_we_made_and_one_that_was_there_keeps_its_mode(
+def test_created_directory_is_open_to_all_and_others_keep_modes(
     tmp_path: Path,
 ) -> None:
     made, _ = commands(plan("lustre.stripes", facts_of(exists=False, empty=None, layout=None), document(*WIDE)))
@@ -171,7 +171,7 @@ ALL_THERE_ARE_TODAY = as_fact([{"end": END, "count": 4, "size": 16 * MIB}])
         (machine(), "skipped"),
     ],
 )
-def test_a_directory_that_holds_files_or_cannot_be_read_is_not_touched(facts: dict[str, Any], status: str) -> None:
+def test_directory_with_files_or_unreadable_is_not_touched(facts: dict[str, Any], status: str) -> None:
     assert remark(plan("lustre.stripes", facts, document(*WIDE))).status == status
 
 
@@ -192,7 +192,7 @@ def test_only_what_is_known_to_be_missing_or_empty_is_changed(exists: Any, empty
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2])
-def test_a_missing_directory_is_laid_out_also_by_two_nodes_at_once_of_which_one_dies(killed_after: int) -> None:
+def test_directory_is_striped_by_two_nodes_of_which_one_dies(killed_after: int) -> None:
     facts = facts_of(exists=False, empty=None, layout=None)
     first = second = plan("lustre.stripes", facts, document(*PROGRESSIVE))
     assert commands(first) == [

@@ -118,7 +118,7 @@ def test_too_many_failures_begin_no_further_batch() -> None:
     assert outcomes[2].why == "2 of 2 nodes failed, more than 50 %"
 
 
-def test_a_limit_on_failures_alone_makes_batches_of_what_runs_at_once() -> None:
+def test_fail_percent_alone_makes_batches_of_max_parallel() -> None:
     fleet = Fleet(9, failing(0))
     assert [one.kind for one in fleet.run(Concurrency(max_parallel=3, fail_percent=0))].count(NOT_BEGUN) == 6
 
@@ -155,7 +155,7 @@ def test_the_time_for_all_ends_it_whatever_the_nodes_do() -> None:
     assert [(one.kind, one.why) for one in outcomes] == [(TIMEOUT, "the 3600 s for all nodes are over")] * 3
 
 
-def test_a_node_gets_its_own_time_and_no_more_than_is_left_for_all() -> None:
+def test_node_time_is_limited_by_the_remaining_total() -> None:
     seen: list[float] = []
 
     class Looking(Fleet):

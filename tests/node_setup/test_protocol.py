@@ -108,7 +108,7 @@ def test_an_answer_is_believed_whatever_the_agent_says_of_it(status: int, tmp_pa
     assert response == Response(status, parse(said), ("sudo: unable to resolve host n1",))
 
 
-def test_whoever_is_not_root_goes_through_sudo_and_looking_at_this_machine_does_not(tmp_path: Path) -> None:
+def test_sudo_is_used_unless_root_or_reading_locally(tmp_path: Path) -> None:
     for root, privileged, begin in (
         (True, True, "sh -c"),
         (False, True, "env LC_ALL=C sudo -n sh -c"),
@@ -126,7 +126,7 @@ def here() -> LocalSession:
 
 
 @pytest.mark.slow
-def test_stopping_ends_what_runs_on_this_machine_with_all_that_it_started(tmp_path: Path) -> None:
+def test_stop_ends_the_local_agent_and_its_children(tmp_path: Path) -> None:
     stopped, file = threading.Event(), tmp_path / "children"
     script = f"trap '' TERM; timeout 3600 sleep 3600 & echo $! $$ >{file}; sleep 3600; wait"
     once(lambda: file.exists() and file.read_text().endswith("\n"), stopped.set)
@@ -162,9 +162,7 @@ def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tu
 
 
 @pytest.mark.slow
-def test_the_first_time_takes_two_round_trips_and_every_other_one_and_the_request_arrives_as_it_is(
-    here: LocalSession, tmp_path: Path
-) -> None:
+def test_first_call_takes_two_round_trips_and_later_ones_one(here: LocalSession, tmp_path: Path) -> None:
     ours, request = agent(SPEAKS, tmp_path), {"overrides": {"a.b": "x 'y' \"z\" $(w) \\ \n ü"}, "only": ["*"]}
     response, traffic = asked(here, ours, request)
     assert (response.answer.to_json()["command"], response.answer.to_json()["request"]) == ("plan", request)

@@ -90,7 +90,7 @@ def rebooted(tmp_path: Path) -> Callable[..., Outcome]:
     return run
 
 
-def test_a_node_is_back_when_another_boot_answers_and_nothing_is_left_to_do(rebooted: Any) -> None:
+def test_node_is_back_when_a_new_boot_is_in_sync(rebooted: Any) -> None:
     node = Node1(boot(1), SENT, boot(1), AWAY, AWAY, boot(2), plan(2), plan(0))
     outcome = rebooted(node)
     assert (outcome.kind, outcome.status) == (ANSWERED, 0)
@@ -180,7 +180,7 @@ def test_where_every_worker_has_a_job_no_command_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("check", "code"), [(False, 1), (True, 0)])
-def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_was_rebooted(
+def test_hyperpod_reboot_is_left_to_hyperpod_with_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: bool, code: int
 ) -> None:
     monkeypatch.setattr(tasks, "prepare", lambda *of: on_hyperpod(tmp_path, {"n1": boot(1)}))

@@ -55,9 +55,7 @@ def bad(name: str, kind: str) -> Outcome:
         ([answered("a", 77)], 1),
     ],
 )
-def test_the_worst_node_gives_the_exit_code_and_failed_is_worse_than_not_reached(
-    outcomes: list[Outcome], code: int
-) -> None:
+def test_exit_code_is_the_worst_nodes(outcomes: list[Outcome], code: int) -> None:
     assert report.exit_code(outcomes) == code
 
 
@@ -94,7 +92,7 @@ def test_a_table_counts_by_node_and_tells_what_changed_under_it() -> None:
     ]
 
 
-def test_a_check_counts_what_would_change_and_says_that_it_differs() -> None:
+def test_check_counts_changes_and_reports_differs() -> None:
     lines = report.tune_lines([answered("n1", 2, row("a", "change", wanted="2"))], check=True)
     assert lines[0].split() == ["node", "profile", "settings", "ok", "to", "change", "skipped", "failed", "reboot"]
     assert lines[1].split() == ["n1", "cpu", "1", "0", "1", "0", "0", "0", "differs"]
@@ -129,9 +127,7 @@ def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
         *((bad("n1", kind), kind, f"1 node: 1 {kind}") for kind in (STOPPED, NOT_BEGUN, TIMEOUT)),
     ],
 )
-def test_a_node_that_was_not_tuned_is_called_the_same_in_its_row_and_below(
-    outcome: Outcome, word: str, line: str
-) -> None:
+def test_untuned_node_has_one_word_in_row_and_details(outcome: Outcome, word: str, line: str) -> None:
     lines = report.tune_lines([outcome], check=False)
     assert (lines[1].endswith(word), line in lines) == (True, True)
 
@@ -174,7 +170,7 @@ FACTS = {
 }  # fmt: skip
 
 
-def test_facts_are_a_line_a_node_and_what_is_not_known_is_no_nought() -> None:
+def test_facts_are_a_line_per_node_with_dashes_for_unknown() -> None:
     said = {"n1": parse(FACTS), "n2": parse({"version": 1})}
     known = [replace(answered(name), answer=answer) for name, answer in said.items()]
     lines = report.facts_lines([*known, bad("n3", LOGIN)])
@@ -196,7 +192,7 @@ def verified(name: str, ready: bool, drain: str | None = None, **digest: Any) ->
     return Outcome(Node(name, name, "train"), ANSWERED, status=0 if ready else 2, answer=parse(said))
 
 
-def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others() -> None:
+def test_verify_reports_unready_drained_and_differing_nodes() -> None:
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     outcomes = [verified(f"n{number}", True, kernel="6.8") for number in range(3)]
     outcomes += [verified("n3", False, reason, kernel="6.5"), bad("n4", UNREACHABLE)]

@@ -127,7 +127,7 @@ def test_flags_that_are_not_given_are_not_empty() -> None:
 @pytest.mark.parametrize(
     "words", [["node-tune", "--nodes", ""], ["node-reboot", "--group", ","], ["node-tune", "--profile", ""]]
 )
-def test_with_a_cluster_at_hand_no_task_takes_an_empty_flag_for_all_of_it(
+def test_empty_flag_does_not_mean_the_whole_cluster(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
     file = tmp_path / "cluster.json"
@@ -215,7 +215,7 @@ def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_wrong_value_in_the_environment_is_one_line_and_a_flag_goes_before_it(environment: dict[str, str]) -> None:
+def test_wrong_variable_is_one_line_and_flags_precede_it(environment: dict[str, str]) -> None:
     environment["FABRIC_NODE_SETUP_MAX_PARALLEL"] = "many"
     status, _, err = fab(environment, "node-facts", "--nodes", NOBODY)
     assert (status, err.count("\n"), err.partition(": ")[0]) == (USAGE, 1, "node_setup.max_parallel = 'many'")
@@ -224,7 +224,7 @@ def test_a_wrong_value_in_the_environment_is_one_line_and_a_flag_goes_before_it(
 
 
 @pytest.mark.slow
-def test_a_node_that_is_not_there_is_in_the_report_and_the_exit_code(environment: dict[str, str]) -> None:
+def test_missing_node_is_in_the_report_and_the_exit_code(environment: dict[str, str]) -> None:
     environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
     status, out, _ = fab(environment, "node-tune", "--check", "--nodes", NOBODY)
     assert (status, "unreachable: connection refused; fix: check that the machine runs" in out) == (3, True)
@@ -234,7 +234,7 @@ def test_a_node_that_is_not_there_is_in_the_report_and_the_exit_code(environment
 
 
 @pytest.mark.slow
-def test_this_machine_is_looked_at_without_root_and_without_a_change(environment: dict[str, str]) -> None:
+def test_local_facts_need_no_root_and_change_nothing(environment: dict[str, str]) -> None:
     watched = [Path("/var/lib/lustrain"), Path("/etc/lustrain"), Path("/etc/sysctl.d/90-lustrain.conf")]
     before = [one.exists() for one in watched]
     status, out, _ = fab(environment, "node-facts", "--local", "--json")

@@ -83,7 +83,7 @@ def called(*words: str) -> object:
         (("node-reboot", "--force"), True, False),
     ],
 )
-def test_force_and_allow_reboot_are_asked_for_only_where_they_are_given(
+def test_force_and_allow_reboot_are_sent_only_when_given(
     seen: Seen, words: tuple[str, ...], force: bool, allow_reboot: bool
 ) -> None:
     called(*words)
@@ -100,9 +100,7 @@ def test_force_and_allow_reboot_are_asked_for_only_where_they_are_given(
         (("node-verify", "--tier", "facts"), "verify --tier facts"),
     ],
 )
-def test_a_task_asks_for_what_was_given_and_a_tune_that_only_looks_for_a_plan(
-    seen: Seen, words: tuple[str, ...], command: str
-) -> None:
+def test_task_sends_its_flags_and_tune_check_sends_plan(seen: Seen, words: tuple[str, ...], command: str) -> None:
     called(*words)
     assert seen.commands == [command]
 
@@ -168,7 +166,7 @@ def test_what_concerns_no_single_node_is_told_before_the_table(seen: Seen, capsy
     assert json.loads(ended(seen, KERNELS, capsys, task, "--json")[1])["notes"] == list(NOTES)
 
 
-def test_reasons_to_drain_stand_alone_for_who_reads_them_line_by_line(seen: Seen, capsys: Out) -> None:
+def test_drain_reasons_are_printed_alone(seen: Seen, capsys: Out) -> None:
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     found = ended(seen, [*KERNELS, verified("n9", "6.8", reason)], capsys, "node-verify", "--drain-reasons")
     assert found == (4, f"n9 {reason}\n")

@@ -81,7 +81,7 @@ def test_much_on_both_outputs_is_no_deadlock(machine: Sshd, connections: Connect
     assert (len(answer.out), len(answer.err)) == (4_000_000, 4_000_000)
 
 
-def test_a_command_that_does_not_read_its_input_still_tells_its_status(machine: Sshd, connections: Connections) -> None:
+def test_command_that_ignores_its_input_returns_its_status(machine: Sshd, connections: Connections) -> None:
     session = connections.connect(machine.node, Deadline(300))
     assert session.execute("exit 96", bytes(6_000_000), 300).status == 96
 
@@ -151,7 +151,7 @@ def test_strict_host_keys_refuse_an_unknown_machine(machine: Sshd, tmp_path: Pat
     assert (tmp_path / "empty").read_text() == ""
 
 
-def test_a_replaced_instance_at_an_old_address_is_another_machine(own_machine: Sshd, tmp_path: Path) -> None:
+def test_replaced_instance_at_an_old_address_is_a_new_machine(own_machine: Sshd, tmp_path: Path) -> None:
     own_machine.start()
     connections = Connections(KnownHosts(str(tmp_path / "known")), PATIENT)
     first, second = (replace(own_machine.node, instance_id=name) for name in ("i-1", "i-2"))
@@ -210,7 +210,7 @@ def test_a_machine_that_comes_up_in_between_is_reached(
     assert tries == [1, 2, 3]
 
 
-def test_a_machine_that_accepts_and_says_nothing_costs_the_time_limit(quick: Connections) -> None:
+def test_silent_machine_costs_the_time_limit(quick: Connections) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -329,7 +329,7 @@ def test_a_node_behind_ssm_is_reached_by_its_target(
         ("https://vpce-1.ssm.us-west-2.vpce.amazonaws.com", False),
     ],
 )
-def test_a_page_that_a_program_prints_is_not_shown_and_the_embedded_aws_has_no_nodes(
+def test_printed_page_is_hidden_and_embedded_aws_has_no_nodes(
     machine: Sshd,
     connections: Connections,
     tmp_path: Path,
