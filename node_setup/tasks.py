@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lustrain.flags import flag
@@ -64,7 +64,6 @@ class Verify(Flags):
 @node_task("node-verify")
 def node_verify(flags: Verify, context: Any, hosts: Hosts) -> TaskResult:
     """Tell which nodes are fit to train, and which are unlike the others. Exit code: 4 not ready, 1 failed, 3 not reached."""
-    from node_setup import verify_report
     from node_setup.agent.verify import TIERS
     from node_setup.allreduce import launch
     from node_setup.allreduce.programs import Programs
@@ -77,12 +76,12 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> TaskResult:
     outcomes = run.call_agents(f"verify --tier {flags.tier}")
     programs = Programs(flags.nccl_test, flags.mpirun)
     reduced = launch.all_reduce(run, outcomes, deadline, programs) if flags.all_reduce else []
-    odd = verify_report.differences(outcomes)
-    lines = verify_report.lines(outcomes, odd) + launch.lines(reduced)
+    differences = report.differences(outcomes)
+    lines = report.verify_lines(outcomes, differences) + launch.lines(reduced)
     if flags.drain_reasons:
-        lines = verify_report.drain_lines(outcomes)
+        lines = report.drain_lines(outcomes)
     least = DONE if all(reduction.good for reduction in reduced) else DIFFERS
-    more = {"odd": verify_report.as_json(odd), "all_reduce": launch.as_json(reduced)}
+    more = {"odd": [asdict(difference) for difference in differences], "all_reduce": launch.as_json(reduced)}
     return _answer(run, "node-verify", outcomes, lines, least, **more)
 
 

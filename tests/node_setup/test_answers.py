@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import FAILED
-from node_setup import report, verify_report
+from node_setup import report
 from node_setup.answers import NoAnswerError, answer_to
 from node_setup.differences import find_differences
 from node_setup.fleet.agent_call import AgentCall
@@ -141,9 +141,7 @@ def test_every_accepted_answer_can_be_reported(command: str, status: int, parts:
     lines = {
         "facts": lambda: report.facts_lines(outcomes),
         "plan": lambda: report.tune_lines(outcomes, check=True) + report.reboot_lines(outcomes),
-        "verify": lambda: (
-            verify_report.lines(outcomes, verify_report.differences(outcomes)) + verify_report.drain_lines(outcomes)
-        ),
+        "verify": lambda: report.verify_lines(outcomes, report.differences(outcomes)) + report.drain_lines(outcomes),
     }[command]()
     assert all(isinstance(line, str) for line in lines)
     json.dumps(report.as_json("node-x", outcomes, report.exit_code(outcomes)), indent=1)

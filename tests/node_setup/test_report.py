@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import DIFFERS
-from node_setup import report, verify_report
+from node_setup import report
 from node_setup.answers import parse
 from node_setup.fleet.faults import HOST_KEY, LOGIN, LOST, NOT_BEGUN, STOPPED, SUDO, TIMEOUT, UNREACHABLE
 from node_setup.fleet.hosts import Node, Route
@@ -196,15 +196,15 @@ def test_verify_reports_unready_drained_and_differing_nodes() -> None:
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     outcomes = [verified(f"n{number}", True, kernel="6.8") for number in range(3)]
     outcomes += [verified("n3", False, reason, kernel="6.5"), bad("n4", UNREACHABLE)]
-    found = verify_report.differences(outcomes)
-    lines = verify_report.lines(outcomes, found)
+    found = report.differences(outcomes)
+    lines = report.verify_lines(outcomes, found)
     assert lines[4].split() == ["n3", "no", "1", "1", *reason.split()]
     assert lines[5].split()[:2] == ["n4", "unreachable"]
     assert "  failed   efa-devices: 30 of 32 (found 30, expected 32)" in lines
     assert "  train: kernel: n3: 6.5; most have 6.8" in lines
     assert lines[-1] == "5 nodes: 3 ready, 1 not ready, 1 unreachable"
-    assert verify_report.drain_lines(outcomes) == [f"n3 {reason}"]
-    assert verify_report.as_json(found)[0]["hosts"] == {"n3": "6.5"}
+    assert report.drain_lines(outcomes) == [f"n3 {reason}"]
+    assert found[0].hosts == {"n3": "6.5"}
 
 
 def test_nodes_that_need_the_same_are_told_once() -> None:
