@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from launch import status
+from launch.runs import read_record
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
+from trainer.launch.journal import REQUEST
 from trainer.metrics.reader import merge_steps, read_generations
 from trainer.storage import ObjectStore
 
@@ -70,7 +72,7 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
         raise UserError(problem("--output", str(output), "is not a page", allowed="a name that ends with .md"))
     if not output.parent.is_dir():
         raise UserError(problem("--output", str(output), "is in no folder", fix=f"mkdir -p {output.parent}"))
-    state = status.read(store)
+    state = status.read(store, read_record(store, REQUEST))
     generations = read_generations(store)
     if not generations:
         raise UserError(problem("RUN", store.uri, "holds no step records yet", fix="wait for its first steps"))

@@ -122,20 +122,20 @@ def resolve_request(
     problems: list[Problem] = []
     name = _backend_name(flags, cluster, backends, problems)
     backend = backends.get(name)
-    for other, its in backends.items() if backend else ():
-        for flag in sorted(set(its.own_flags) - set(backend.own_flags if backend else ())):
-            if getattr(flags, flag) is not None:
-                problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {other}"))
+    if backend is not None:
+        for other, its in backends.items():
+            for flag in sorted(set(its.own_flags) - set(backend.own_flags)):
+                if getattr(flags, flag) is not None:
+                    problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {other}"))
     min_nodes, max_nodes = _nodes(flags, problems)
     spare = int(_number("--spare", flags.spare, 0, MAX_NODES, problems))
     max_wait_h = _number("--give-up", flags.give_up, 0, 8760, problems, whole=False)
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
     target = Target(_run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
+    nproc = _nproc(flags, problems)
     if backend is None:
-        if flags.nproc is not None:
-            _number("--nproc", flags.nproc, 1, MAX_RANKS, problems)
         raise UserError(problems)
-    ranks = _ranks(flags, backend, target, problems)
+    ranks = nproc or backend.default_ranks(target, problems) or 1
     options = backend.options(flags, target, problems)
     policy, problem_of_batch = _policy(flags, config, backend, (min_nodes, max_nodes), ranks)
     if problem_of_batch and not any(line.path in SIZE_FLAGS for line in problems):
@@ -228,11 +228,11 @@ def _group(flags: TrainFlags, cluster: Cluster, problems: list[Problem]) -> Node
     return group
 
 
-def _ranks(flags: TrainFlags, backend: RequestBackend, target: Target, problems: list[Problem]) -> int:
-    """Return how many ranks a node has: those of --nproc, else one for each GPU, without GPUs one."""
-    if flags.nproc is not None:
-        return int(_number("--nproc", flags.nproc, 1, MAX_RANKS, problems)) or 1
-    return backend.default_ranks(target, problems) or 1
+def _nproc(flags: TrainFlags, problems: list[Problem]) -> int | None:
+    """Return the ranks per node that --nproc sets; None without it, 1 where its value is wrong."""
+    if flags.nproc is None:
+        return None
+    return int(_number("--nproc", flags.nproc, 1, MAX_RANKS, problems)) or 1
 
 
 def _policy(

@@ -24,14 +24,14 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
     """Record the request in its run, with the plan's files by key. UserError where the run exists, or where `resume` finds
     none."""
     store = open_store(request.run, name="run.uri")
-    taken = _exists(store, REQUEST)
-    if resume and taken:
-        _refuse_other_address(store, request)
-        _refuse_beside_another(store, request)
-    if taken and not resume:
+    record = read_record(store, REQUEST)
+    if resume and record is not None:
+        _refuse_other_address(record, request)
+        _refuse_beside_another(record, request)
+    if record is not None and not resume:
         fix = "choose another --name or run.uri; or go on with this run: --resume"
         raise UserError(problem("run.uri", request.run, "there is a run of this name already", fix=fix))
-    if resume and not taken and not any(True for _ in store.list("manifests/")):
+    if resume and record is None and not any(True for _ in store.list("manifests/")):
         raise UserError(problem("--resume", request.run, "there is no such run", fix="leave --resume out to begin it"))
     # Decisions about earlier launches do not bind this start.
     after = max((record["attempt"] for record in read(store)), default=0)
@@ -46,7 +46,7 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
         **request.record(),
     }
     try:
-        store.put(REQUEST, json.dumps(body, indent=1).encode() + b"\n", if_absent=not taken)
+        store.put(REQUEST, json.dumps(body, indent=1).encode() + b"\n", if_absent=record is None)
     except PreconditionError:
         fix = "choose another --name or run.uri"
         raise UserError(problem("run.uri", request.run, "another start took this name just now", fix=fix)) from None
@@ -56,16 +56,15 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
     return store
 
 
-def _refuse_other_address(store: ObjectStore, request: RunRequest) -> None:
+def _refuse_other_address(record: Mapping[str, Any], request: RunRequest) -> None:
     """Refuse a run that was registered under another address, as through a link: a scheduler's jobs go by the first one."""
-    first = (read_record(store, REQUEST) or {}).get("run", request.run)
+    first = record.get("run", request.run)
     if first != request.run:
         raise UserError(problem("run.uri", request.run, f"is the run {first}", fix=f"go on with it under {first}"))
 
 
-def _refuse_beside_another(store: ObjectStore, request: RunRequest) -> None:
+def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest) -> None:
     """Refuse a run whose supervising process on this machine still lives; a scheduler's jobs are its backend's to check."""
-    record = read_record(store, REQUEST) or {}
     pid = record.get("pid")
     if record.get("on") != "local" or record.get("host") != platform.node() or pid == os.getpid():
         return
@@ -109,6 +108,11 @@ def read_record(store: ObjectStore, key: str) -> dict[str, Any] | None:
     except ValueError:
         raise UserError(problem("object", f"{store.uri.rstrip('/')}/{key}", "is not JSON")) from None
     return record if isinstance(record, dict) else None
+
+
+def registered_uri(request: Mapping[str, Any] | None, store: ObjectStore) -> str:
+    """Return the address in the run's request record, by which a scheduler's jobs go; a link may lead to the store too."""
+    return str((request or {}).get("run") or store.uri)
 
 
 def _exists(store: ObjectStore, key: str) -> bool:

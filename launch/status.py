@@ -29,9 +29,12 @@ SILENT_S = 120.0
 """Seconds without a record of a step (`metrics.flush_s` is 30) after which a run is not known to train."""
 
 
-def read(store: ObjectStore) -> dict[str, Any]:
-    """Return the state as plain JSON data; times are Unix seconds by the store's clock, ages seconds."""
-    request, attempts = read_record(store, journal.REQUEST), journal.read(store)
+def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the state as plain JSON data; times are Unix seconds by the store's clock, ages seconds.
+
+    `request` is the run's request record, None without one.
+    """
+    attempts = journal.read(store)
     steps = last_steps(store)
     last = steps[-1] if steps else {}
     now = store.now()

@@ -56,15 +56,17 @@ def _image(name: str) -> tuple[str, str]:
 @task("status")
 def status(flags: StatusFlags) -> TaskResult:
     """Show a run's state, step, loss, speed, checkpoints, attempts, and whether a scheduler holds its job."""
-    from launch import backends
+    from launch import backends, runs
     from launch import status as reading
+    from trainer.launch.journal import REQUEST
 
     store = _open(flags)
-    state = reading.read(store)
+    request = runs.read_record(store, REQUEST)
+    state = reading.read(store, request)
     backend = backends.load(str(state["on"]))
     if backend is not None and state["state"] not in reading.ENDED:
         try:
-            state = reading.with_held_job(state, backend.held_job(_registered_uri(store)))
+            state = reading.with_held_job(state, backend.held_job(runs.registered_uri(request, store)))
         except UserError as error:
             print(f"lustrain: {error}", file=sys.stderr, flush=True)
     return TaskResult(reading.lines(state), state)
@@ -103,18 +105,10 @@ def stop(flags: StopFlags) -> TaskResult:
             lines.append(f"nothing is cancelled: there is no backend {name} here")
         else:
             jobs = runs.read_record(store, runs.SUBMITTED) or {}
-            cancelled = backend.cancel(_registered_uri(store), jobs.get(name))
+            cancelled = backend.cancel(runs.registered_uri(request, store), jobs.get(name))
             lines.append(f"cancelled: {', '.join(cancelled)}" if cancelled else "nothing is cancelled: it has no job")
     lines.append(f"next: fab status {store.uri}")
     return TaskResult(lines, {"run": store.uri, "now": flags.now, "cancelled": cancelled})
-
-
-def _registered_uri(store: ObjectStore) -> str:
-    """Return the address under which the run was registered: jobs of a scheduler go by it, and a link may lead here too."""
-    from launch import runs
-    from trainer.launch.journal import REQUEST
-
-    return str((runs.read_record(store, REQUEST) or {}).get("run") or store.uri)
 
 
 def _open(flags: StatusFlags | ReportFlags | StopFlags) -> ObjectStore:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from lustrain.schema import problems_of
 from lustrain.status import Status
@@ -20,26 +20,26 @@ class _Part(BaseModel):
 
 
 class Row(_Part):
-    """One setting or one part of it; `needs` and `severity` are as in `settings/*.toml`."""
+    """This is one setting or one part of it; `needs` and `severity` are as in `settings/*.toml`."""
 
     setting: str
     status: Status
     why: str
     part: str | None = None
     target: str | None = None
-    found: str | None = None
+    current: str | None = Field(None, alias="found")
     wanted: str | None = None
 
 
 class Trouble(_Part):
-    """An error of the agent and where it met it."""
+    """This is an error of the agent and where it met it."""
 
     where: str
     why: str
 
 
 class Finding(_Part):
-    """A variable of the environment that does harm."""
+    """This is a variable of the environment that does harm."""
 
     where: str
     line: int | None = None
@@ -51,12 +51,12 @@ class Finding(_Part):
 
 
 class Check(_Part):
-    """One check of `verify`."""
+    """This is one check of `verify`."""
 
     check: str
     status: Status
     why: str
-    found: str | None = None
+    actual: str | None = Field(None, alias="found")
     expected: str | None = None
 
 
@@ -104,7 +104,7 @@ class Boot(_Part):
 
 
 class Answer(_Part):
-    """The answer to any command: each fills its own fields, and one that failed may have errors alone.
+    """This is the answer to any command: each fills its own fields, and one that failed may have errors alone.
 
     `agent` is the SHA-256 of the agent that answered. `drain` is a reason for scontrol, `did` what `node-reboot` made of it.
     """
@@ -142,7 +142,7 @@ class Answer(_Part):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that the agent sent, unchanged."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -152,18 +152,18 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "verify": ("results", "facts_digest", "ready"),
     "reboot-check": ("agent", "boot"),
 }
-"""What each command answers with when it came to its end."""
+"""Each command answers with these fields when it came to its end."""
 
 
 class NoAnswerError(Exception):
-    """Why a text is not an answer of our agent."""
+    """A text is not an answer of our agent; the message says why."""
 
 
-def parse(found: Mapping[str, Any]) -> Answer:
+def parse(body: Mapping[str, Any]) -> Answer:
     """Read the answer in a decoded JSON object. NoAnswerError."""
     # Strict mode takes tuples and enums only from JSON itself. A file's name may hold half of a surrogate pair, which pydantic
     # refuses.
-    text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+    text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
     try:
         return Answer.model_validate_json(text)
     except ValidationError as error:
@@ -172,9 +172,9 @@ def parse(found: Mapping[str, Any]) -> Answer:
         raise NoAnswerError(problems_of(error, Answer)[0].partition("; fix: ")[0]) from None
 
 
-def answer_to(command: str, status: int, sha: str, found: Mapping[str, Any]) -> Answer:
+def answer_to(command: str, status: int, sha: str, body: Mapping[str, Any]) -> Answer:
     """Return the answer of the agent with this SHA-256 to `command`, which ended with `status`. NoAnswerError."""
-    answer = parse(found)
+    answer = parse(body)
     agent = answer.agent.sha256 if isinstance(answer.agent, RunningAgent) else answer.agent
     if "agent" in answer.model_fields_set and agent != sha:
         raise NoAnswerError(f"agent = {agent}: not the agent that was called, {sha}")

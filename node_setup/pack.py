@@ -20,16 +20,17 @@ FOLDER = Path(__file__).resolve().parent
 BUILD = FOLDER.parent / ".build"
 NAME = "node_setup.pyz"
 GROUND = tuple(f"lustrain/{name}.py" for name in ("__init__", "files", "problem", "status"))
-"""What the agent needs of the ground floor."""
+"""The agent needs these files of the ground floor."""
 LARGEST = 200_000
-"""Bytes. It goes to every node over SSH in one round trip, and into the lifecycle bundle."""
+"""The packed agent has at most so many bytes. It goes to every node over SSH in one round trip, and into the lifecycle
+bundle."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _UNIX = 3
 
 
 def content() -> dict[str, bytes]:
-    """Every file of the archive by its name in it. UserError where the settings are not right."""
+    """Return every file of the archive by its name in it. UserError where the settings are not right."""
     sources = sorted((FOLDER / "agent").rglob("*.py"))
     files = {f"node_setup/{path.relative_to(FOLDER).as_posix()}": path.read_bytes() for path in sources}
     files["__main__.py"] = files.pop("node_setup/agent/__main__.py")
@@ -45,7 +46,7 @@ def content() -> dict[str, bytes]:
 def archive() -> bytes:
     """Return the packed agent; UserError. Its bytes follow from the sources alone: names sorted, times and modes fixed.
 
-    Compressed by zlib at its best level; a Python that is built with another library than zlib may compress otherwise.
+    It is compressed by zlib at its best level; a Python that is built with another library than zlib may compress otherwise.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
@@ -72,7 +73,7 @@ def pack(target: Path) -> str:
     return hashlib.sha256(packed).hexdigest()
 
 
-def packed() -> Path:
+def pack_checkout() -> Path:
     """Return the packed agent of this checkout, as new as its sources, in a folder that git ignores."""
     target = BUILD / NAME
     pack(target)

@@ -20,17 +20,18 @@ from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
 
 IDS = 25
-"""Instance ids that BatchRebootClusterNodes takes at once (SageMaker API reference)."""
-LOOKS_EVERY_S = 2.0
-ONE_LOOK_S = 30.0
-SETTLES_WITHIN_S = 120.0
-"""What the boot unit has to apply what does not outlast a boot, after sshd answers."""
+"""BatchRebootClusterNodes takes so many instance ids at once (SageMaker API reference)."""
+POLL_INTERVAL_S = 2.0
+POLL_TIMEOUT_S = 30.0
+SETTLE_TIMEOUT_S = 120.0
+"""So long after sshd answers the boot unit has to apply what does not outlast a boot."""
 REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
 """A connection that waits for its own end may wait forever (pyinfra issues 1708 and 1711)."""
 
 
 def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
-    """Reboot nodes: status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
+    """Reboot nodes; status 0 means back and in sync, 2 back and not in sync. UserError where nothing may be rebooted this
+    way."""
     seconds = number("--wait", wait, 30, 86400) or 0
     nodes = run.inventory.nodes
     if any(node.local for node in nodes):
@@ -39,26 +40,26 @@ def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
         )
     work = _Reboot(run, check)
     # Waiting is the work: nothing is gained by more time for a node than --wait says.
-    paced = replace(run, pace=replace(run.pace, node_s=seconds))
-    return paced.each("node reboot", work)
+    paced = replace(run, concurrency=replace(run.concurrency, node_s=seconds))
+    return paced.run_on_nodes("node reboot", work)
 
 
 @dataclass(frozen=True)
-class Left:
-    """Nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""
+class HyperPodReboot:
+    """These are the nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""
 
     outcomes: list[Outcome]
     commands: list[str]
     lines: list[str]
 
 
-def left_to_hyperpod(run: FleetRun) -> bool:
-    """HyperPod may take a node for faulty that goes away without it."""
+def belongs_to_hyperpod(run: FleetRun) -> bool:
+    """Check whether HyperPod owns the nodes: it may take a node for faulty that goes away without it."""
     cluster = run.inventory.cluster
     return bool(cluster and cluster.nodes.hyperpod_cluster)
 
 
-def for_hyperpod(run: FleetRun) -> Left:
+def plan_hyperpod_reboot(run: FleetRun) -> HyperPodReboot:
     """Check whether workers may be rebooted, and reboot nothing. Controllers and login nodes are left out: without
     them no job runs anywhere, so they are not rebooted with the nodes."""
     cluster = run.inventory.cluster
@@ -66,7 +67,7 @@ def for_hyperpod(run: FleetRun) -> Left:
     roles = {name: group.role for name, group in cluster.groups.items()}
     workers = tuple(node for node in run.inventory.nodes if roles.get(node.group or "") == "worker")
     worker_run = replace(run, inventory=replace(run.inventory, nodes=workers))
-    outcomes = [_idle(outcome) for outcome in worker_run.ask("reboot-check")] if workers else []
+    outcomes = [_idle(outcome) for outcome in worker_run.call_agents("reboot-check")] if workers else []
     ids = [str(outcome.node.instance_id) for outcome in outcomes if outcome.answer and outcome.answer.did]
     where = ["--region", cluster.region] if cluster.region else []
     command = ["aws", "sagemaker", "batch-reboot-cluster-nodes", *where]
@@ -79,7 +80,7 @@ def for_hyperpod(run: FleetRun) -> Left:
         lines += [f"  {command}" for command in commands]
     else:
         lines.append("nothing was rebooted: no worker may be rebooted now")
-    return Left(outcomes, commands, lines)
+    return HyperPodReboot(outcomes, commands, lines)
 
 
 def _idle(outcome: Outcome) -> Outcome:
@@ -101,36 +102,38 @@ class _Reboot:
 
     def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
         began = time.monotonic()
-        before = self._ask("reboot-check", node, deadline, traffic)
+        before = self._call_agent("reboot-check", node, deadline, traffic)
         if before.status != EXIT_IN_SYNC or before.answer is None:
             return before
         if self.check:
             return _did(before, "would be rebooted")
-        self._send(node, deadline)
-        self._back(node, _boot(before.answer), deadline, traffic)
+        self._send_reboot(node, deadline)
+        self._wait_for_boot(node, _boot(before.answer), deadline, traffic)
         back_s = time.monotonic() - began
-        after = self._settled(node, deadline, traffic)
+        after = self._plan_after_boot(node, deadline, traffic)
         return replace(_did(after, f"rebooted, back after {back_s:.0f} s"), seconds=time.monotonic() - began)
 
-    def _ask(self, command: str, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
-        return self.run.asker(command)(node, deadline, traffic)
+    def _call_agent(self, command: str, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+        return self.run.agent_call(command)(node, deadline, traffic)
 
-    def _send(self, node: Node, deadline: Deadline) -> None:
-        session = self.run.ways.connect(node, deadline)
+    def _send_reboot(self, node: Node, deadline: Deadline) -> None:
+        session = self.run.connections.connect(node, deadline)
         try:
             script = shlex.join(["sh", "-c", REBOOT])
-            session.execute(script if session.root else f"sudo -n {script}", b"", min(20, deadline.left()))
+            session.execute(script if session.root else f"sudo -n {script}", b"", min(20, deadline.remaining()))
         finally:
-            self.run.ways.close(session)
+            self.run.connections.close(session)
 
-    def _back(self, node: Node, before: tuple[Any, ...] | None, deadline: Deadline, traffic: Traffic) -> None:
+    def _wait_for_boot(self, node: Node, before: tuple[Any, ...] | None, deadline: Deadline, traffic: Traffic) -> None:
         """Wait until another boot answers. Fault."""
         last = "it never went down"
-        while deadline.left() > LEAST_S:
-            if self.run.ways.stopped.wait(LOOKS_EVERY_S):
+        while deadline.remaining() > LEAST_S:
+            if self.run.connections.stopped.wait(POLL_INTERVAL_S):
                 raise Fault(STOPPED, "stopped while it rebooted")
             try:
-                now = self._ask("reboot-check", node, Deadline(min(ONE_LOOK_S, deadline.left())), traffic)
+                now = self._call_agent(
+                    "reboot-check", node, Deadline(min(POLL_TIMEOUT_S, deadline.remaining())), traffic
+                )
             except Fault as fault:
                 if fault.kind in (HOST_KEY, STOPPED):
                     raise
@@ -144,12 +147,12 @@ class _Reboot:
             "look at its console, or --wait longer",
         )
 
-    def _settled(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+    def _plan_after_boot(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
         """Return the plan after the boot; the boot unit may still be at work."""
-        end = Deadline(min(SETTLES_WITHIN_S, deadline.left()))
+        end = Deadline(min(SETTLE_TIMEOUT_S, deadline.remaining()))
         while True:
-            after = self._ask("plan", node, Deadline(max(2 * LEAST_S, deadline.left())), traffic)
-            if after.status != EXIT_DRIFT or end.left() <= 0 or self.run.ways.stopped.wait(LOOKS_EVERY_S):
+            after = self._call_agent("plan", node, Deadline(max(2 * LEAST_S, deadline.remaining())), traffic)
+            if after.status != EXIT_DRIFT or end.remaining() <= 0 or self.run.connections.stopped.wait(POLL_INTERVAL_S):
                 return after
 
 

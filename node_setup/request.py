@@ -1,4 +1,4 @@
-"""The request to the agents, from flags and the Cluster; mistakes are found here, before any node is reached."""
+"""The request to the agents, from flags and the Cluster; mistakes are reported here, before any node is contacted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SPELLING = "ID=VALUE, ID=on or ID=off"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What flags say, the same for all nodes; the fields are those of `agent.model.Request`, but for `skipped`: which of the
-    overrides `--skip` made."""
+    """This is what flags say, the same for all nodes; the fields are those of `agent.model.Request`, but for `skipped`: which
+    of the overrides `--skip` made."""
 
     overrides: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Tuning:
     allow_reboot: bool = False
 
 
-def wanted(
+def parse_tuning(
     only: Sequence[str], skip: Sequence[str], settings: Sequence[str], profile: str | None, **more: bool
 ) -> Tuning:
     """Read the flags of `node-tune`. UserError names every mistake."""
@@ -43,9 +43,9 @@ def wanted(
     skipped: set[str] = set()
     ids = [setting.id for setting in catalog.load()] if skip else []
     for text in _words(skip):
-        found = [name for name in ids if fnmatchcase(name, text)]
-        skipped.update(found)
-        if not found:
+        matches = [name for name in ids if fnmatchcase(name, text)]
+        skipped.update(matches)
+        if not matches:
             problems.append(problem("--skip", text, "no such setting", fix=did_you_mean(text, ids)))
     given = [("--skip", name, name, "=", "off") for name in sorted(skipped)]
     given += [("--set", text, *text.partition("=")) for text in settings]
@@ -62,8 +62,9 @@ def wanted(
     return Tuning(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
 
 
-def checked(tuning: Tuning, cluster: Cluster | None) -> Tuning:
-    """Return the same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
+def check_tuning(tuning: Tuning, cluster: Cluster | None) -> Tuning:
+    """Return `tuning` unchanged; UserError for what every agent would refuse: unknown settings and profiles, values out of
+    range."""
     request = Request(document=_document(cluster), overrides=tuning.overrides, only=tuning.only, profile=tuning.profile)
     try:
         problems = list(plan.mistakes(catalog.load(), request))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lustrain.flags import flag
@@ -13,15 +13,15 @@ from node_setup import report
 from node_setup.fleet.flags import Flags, Hosts, node_task
 from node_setup.fleet.pool import Outcome
 from node_setup.fleet.run import FleetRun, prepare
-from node_setup.request import Tuning, wanted
+from node_setup.request import Tuning, parse_tuning
 
 
 @node_task("node-facts")
 def node_facts(flags: Flags, context: Any, hosts: Hosts) -> TaskResult:
     """Ask every node what it is: hardware, kernel, mounts, services, notices. Exit code: 1 a node failed, 3 not reached."""
     run = prepare(context, flags, Tuning(), hosts)
-    outcomes = run.ask("facts")
-    return _answer(run, "node-facts", outcomes, report.facts(outcomes))
+    outcomes = run.call_agents("facts")
+    return _answer(run, "node-facts", outcomes, report.facts_lines(outcomes))
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ def node_tune(flags: Tune, context: Any, hosts: Hosts) -> TaskResult:
     """Bring every node to its wanted state. Exit code: 0 in sync, 4 differs (--check), 1 a node failed, 3 not reached."""
     check = flags.check or bool(context.config.run.dry)
     more = {"force": flags.force, "allow_reboot": flags.allow_reboot}
-    tuning = wanted(flags.only, flags.skip, flags.set, flags.profile, **more)
+    tuning = parse_tuning(flags.only, flags.skip, flags.set, flags.profile, **more)
     run = prepare(context, flags, tuning, hosts)
-    outcomes = run.ask("plan" if check else "tune")
-    return _answer(run, "node-tune", outcomes, report.tuned(outcomes, check=check), check=check)
+    outcomes = run.call_agents("plan" if check else "tune")
+    return _answer(run, "node-tune", outcomes, report.tune_lines(outcomes, check=check), check=check)
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,14 @@ class Verify(Flags):
     all_reduce: bool = flag(
         False, "also run nccl-tests over the ready and idle nodes of each group; takes them for minutes"
     )
-    nccl_test: str | None = flag(
-        None, "path of nccl-tests' all_reduce_perf on the nodes, where it is not found by itself"
-    )
-    mpirun: str | None = flag(None, "path of Open MPI's mpirun on the nodes, where it is not found by itself")
+    nccl_test: str | None = flag(None, "path of nccl-tests' all_reduce_perf on the nodes, where the search misses it")
+    mpirun: str | None = flag(None, "path of Open MPI's mpirun on the nodes, where the search misses it")
     drain_reasons: bool = flag(False, "print one line `node reason` for each node to drain, and nothing else")
 
 
 @node_task("node-verify")
 def node_verify(flags: Verify, context: Any, hosts: Hosts) -> TaskResult:
     """Tell which nodes are fit to train, and which are unlike the others. Exit code: 4 not ready, 1 failed, 3 not reached."""
-    from node_setup import verify_report
     from node_setup.agent.verify import TIERS
     from node_setup.allreduce import launch
     from node_setup.allreduce.programs import Programs
@@ -75,16 +72,16 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> TaskResult:
     if flags.tier not in TIERS:
         raise UserError(problem("--tier", flags.tier, "unknown", allowed=", ".join(TIERS)))
     run = prepare(context, flags, Tuning(), hosts)
-    deadline = Deadline(run.pace.total_s)
-    outcomes = run.ask(f"verify --tier {flags.tier}")
+    deadline = Deadline(run.concurrency.total_s)
+    outcomes = run.call_agents(f"verify --tier {flags.tier}")
     programs = Programs(flags.nccl_test, flags.mpirun)
     reduced = launch.all_reduce(run, outcomes, deadline, programs) if flags.all_reduce else []
-    odd = verify_report.odd(outcomes)
-    lines = verify_report.lines(outcomes, odd) + launch.lines(reduced)
+    differences = report.differences(outcomes)
+    lines = report.verify_lines(outcomes, differences) + launch.lines(reduced)
     if flags.drain_reasons:
-        lines = verify_report.drain_lines(outcomes)
+        lines = report.drain_lines(outcomes)
     least = DONE if all(reduction.good for reduction in reduced) else DIFFERS
-    more = {"odd": verify_report.as_json(odd), "all_reduce": launch.as_json(reduced)}
+    more = {"odd": [asdict(difference) for difference in differences], "all_reduce": launch.as_json(reduced)}
     return _answer(run, "node-verify", outcomes, lines, least, **more)
 
 
@@ -103,13 +100,13 @@ def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> TaskResult:
 
     check = flags.check or bool(context.config.run.dry)
     run = prepare(context, flags, Tuning(force=flags.force), hosts)
-    if reboot.left_to_hyperpod(run) and not flags.raw:
-        left = reboot.for_hyperpod(run)
-        lines = [*report.rebooted(left.outcomes), "", *left.lines]
+    if reboot.belongs_to_hyperpod(run) and not flags.raw:
+        left = reboot.plan_hyperpod_reboot(run)
+        lines = [*report.reboot_lines(left.outcomes), "", *left.lines]
         least = DONE if check else FAILED
         return _answer(run, "node-reboot", left.outcomes, lines, least, check=check, commands=left.commands)
     outcomes = reboot.reboot(run, check=check, wait=flags.wait)
-    return _answer(run, "node-reboot", outcomes, report.rebooted(outcomes), check=check)
+    return _answer(run, "node-reboot", outcomes, report.reboot_lines(outcomes), check=check)
 
 
 def _answer(

@@ -3,8 +3,8 @@
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this file is read by whatever python3 a node has
-    found = sys.version.split()[0]
-    sys.stderr.write("lustrain-agent: needs Python 3.9 or later, this is " + found + "; fix: install one\n")
+    running = sys.version.split()[0]
+    sys.stderr.write("lustrain-agent: needs Python 3.9 or later, this is " + running + "; fix: install one\n")
     sys.exit(1)
 
 import os
@@ -12,7 +12,7 @@ from hashlib import sha256
 
 
 def start() -> int:
-    """Load the agent's modules compiled where `compiled` has left them so, from the packed agent itself otherwise."""
+    """Load the agent's modules as bytecode where `compiled` has stored it, otherwise from the packed agent."""
     archive = getattr(globals().get("__loader__"), "archive", None)
     path = digest = compiled = None
     if archive is not None:

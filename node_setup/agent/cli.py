@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
-from node_setup.agent.wire.answer import blank
+from node_setup.agent.wire.answer import empty_answer
 from node_setup.agent.wire.identity import Identity
 
 OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier")
@@ -35,7 +35,7 @@ status: 0 in sync or done, 1 failed, 2 drift (plan) or not ready (verify), 4 ref
 
 
 class Invocation(NamedTuple):
-    """The command line, checked."""
+    """Hold the checked command line."""
 
     command: str
     sha: str | None = None
@@ -46,7 +46,7 @@ class Invocation(NamedTuple):
 
 
 class StoppedError(BaseException):
-    """A signal ended us. A BaseException, so that the guards around single facts do not catch it."""
+    """A signal ended the agent. It is a BaseException, so that the guards around single facts do not catch it."""
 
 
 def main(arguments: Sequence[str], identity: Identity) -> int:
@@ -162,15 +162,15 @@ def _lnet(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]
 
 
 def _reboot_check(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
-    """Tell one boot from the next, and say what speaks against a reboot now."""
+    """Return what identifies this boot, and why the node may not be rebooted now."""
     from node_setup.agent.facts import collect
     from node_setup.agent.facts.wanted import Wanted
     from node_setup.agent.run.refusal import refusal
 
     host = Host()
-    found = collect(host, Wanted())
-    refused = None if _request(options, host).force else refusal(found, to_reboot=True)
-    result = {**blank(identity), "boot": found["host"], "refused": refused}
+    facts = collect(host, Wanted())
+    refused = None if _request(options, host).force else refusal(facts, to_reboot=True)
+    result = {**empty_answer(identity), "boot": facts["host"], "refused": refused}
     return result, EXIT_REFUSED if refused else EXIT_IN_SYNC
 
 
@@ -205,7 +205,7 @@ def _request(options: Invocation, host: Host) -> Request:
     given = Request()
     if options.request is not None:
         given = request.parse(_read(options.request))
-    return given if given.document else replace(given, document=boot.kept(host)[0].document)
+    return given if given.document else replace(given, document=boot.last_request(host)[0].document)
 
 
 def _read(name: str) -> str:
@@ -239,11 +239,11 @@ def _require_root(command: str) -> None:
 def _failure(identity: Identity, where: str, lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         _log(f"{where}: {line}")
-    return {**blank(identity), "errors": [{"where": where, "why": line} for line in lines]}
+    return {**empty_answer(identity), "errors": [{"where": where, "why": line} for line in lines]}
 
 
 def _place(error: Exception) -> str:
-    """File, line and function of the innermost frame that is ours."""
+    """Return file, line and function of the innermost frame that is ours."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)

@@ -16,11 +16,11 @@ from node_setup.agent.host import Host
 from node_setup.agent.wire.identity import Identity
 
 _UNCHECKED = (1).to_bytes(4, "little")
-"""Flags of bytecode that is valid as it is (PEP 552)."""
+"""These flags mark bytecode that Python does not check against its source (PEP 552)."""
 
 
 def keep(identity: Identity) -> str | None:
-    """Put the archive in place, unless it is there; its name if it is new. OSError where that cannot be done."""
+    """Store the archive unless it is there, and return its name if it is new. OSError where it cannot be stored."""
     if identity.path is None or identity.compiled is None or os.path.exists(identity.compiled):
         return None
     Host().write_bytes(identity.compiled, _archive(identity.path), 0o644)

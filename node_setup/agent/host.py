@@ -15,12 +15,12 @@ NO_PROGRAM = 127
 TIMED_OUT = 124
 DIES_WITHIN_S = 5.0
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/amazon/efa/bin:/opt/habanalabs/bin"
-"""Where programs are looked for: Slurm's prolog and a unit at boot have no PATH worth the name."""
+"""Programs are searched here: Slurm's prolog and a unit at boot have no PATH worth the name."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A program that ended; `status` is 127 where there is no such program and 124 where it took too long."""
+    """This is a program that ended; `status` is 127 where there is no such program and 124 where it took too long."""
 
     status: int
     out: str
@@ -32,13 +32,13 @@ class Done:
 
     @property
     def complaint(self) -> str:
-        """One line for a person: the last line of what it complained of, else its exit status."""
+        """Return one line for a person: the last line of its complaint, else its exit status."""
         lines = (self.err or self.out).strip().splitlines()
         return lines[-1].strip() if lines else f"exit status {self.status}"
 
 
 class Host:
-    """The machine under `root`. Nothing here raises for a file that is not there or not readable."""
+    """This is the machine under `root`. Nothing here raises for a file that is not there or not readable."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = Path(root)
@@ -46,7 +46,7 @@ class Host:
 
     @contextmanager
     def lending(self, descriptor: int) -> Iterator[None]:
-        """Programs that are run inside keep this descriptor open until they end, also when we are killed before."""
+        """Let programs that are run inside keep this descriptor open until they end, also when the agent is killed before."""
         self._lent = (descriptor,)
         try:
             yield
@@ -74,7 +74,7 @@ class Host:
         return os.path.lexists(self.path(path))
 
     def link(self, path: str) -> str | None:
-        """Where a symbolic link points, unresolved; None where it is not a link."""
+        """Return where a symbolic link points, unresolved; None where it is not a link."""
         try:
             return os.readlink(self.path(path))
         except OSError:
@@ -118,7 +118,7 @@ class Host:
         self.write_bytes(path, content.encode("utf-8"), mode)
 
     def copy(self, source: str, path: str, mode: int = 0o644) -> None:
-        """`write` with the bytes of `source`, which is a path of this process and not below the root. OSError."""
+        """Do as `write` does with the bytes of `source`, which is a path of this process and not below the root. OSError."""
         self.write_bytes(path, Path(source).read_bytes(), mode)
 
     def write_bytes(self, path: str, content: bytes, mode: int) -> None:

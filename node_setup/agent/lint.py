@@ -12,7 +12,7 @@ from node_setup.agent.settings import condition, data
 
 HARMS = ("harmful", "obsolete", "useless", "debug")
 LONGEST = 120
-"""Characters of a value that are shown; a search path may be very long."""
+"""At most so many characters of a value are shown; a search path may be very long."""
 
 
 def lint(facts: Facts) -> list[dict[str, Any]]:
@@ -20,9 +20,9 @@ def lint(facts: Facts) -> list[dict[str, Any]]:
 
     A variable that no rule names is left alone and its value never shown, whatever it may hold.
     """
-    found = [finding for variable in facts.get("environment") or () for finding in _judge(variable, facts)]
+    findings = [finding for variable in facts.get("environment") or () for finding in _judge(variable, facts)]
     return sorted(
-        found,
+        findings,
         key=lambda finding: (HARMS.index(finding["harm"]), finding["where"], finding["line"] or 0, finding["name"]),
     )
 
@@ -57,7 +57,7 @@ def _fits(rule: Mapping[str, Any], variable: Mapping[str, Any], facts: Facts) ->
 
 
 def _is_for_everybody(where: str) -> bool:
-    """Tell a file that sets it for everybody from the environment of a running job, which Slurm and launchers add to."""
+    """Distinguish a file that sets it for all users from the environment of a running job, which Slurm and launchers add to."""
     return where.startswith("/")
 
 

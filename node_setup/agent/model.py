@@ -9,17 +9,18 @@ from typing import Any, Union
 from lustrain.status import Status
 
 Facts = Mapping[str, Any]
-"""What was found on a node; the keys are listed in `node_setup.agent.facts`."""
+"""What a node shows of itself; the keys are listed in `node_setup.agent.facts`."""
 
 EXIT_IN_SYNC, EXIT_FAILED, EXIT_DRIFT, EXIT_REFUSED, EXIT_OTHER_AGENT = 0, 1, 2, 4, 96
-"""Of the agent. 96: the node holds no agent or another version of it; the caller sends its own and asks again."""
+"""These are the agent's exit codes. 96: the node holds no agent or another version of it; the caller sends its own and calls
+again."""
 
 RUNTIME, PERSISTED = "runtime", "persisted"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of `settings/*.toml`. `when` are the conditions on facts that all must hold, as written there.
+    """This is one value of `settings/*.toml`. `when` are the conditions on facts that all must hold, as written there.
 
     `severity` is `must` where a node without it may not take jobs (a boot then fails) and `should` otherwise. `default` is
     False for what is only done when the cluster's tuning or a flag names it. `options` is what the kind wants besides.
@@ -69,7 +70,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Run:
-    """Run a program; what it says is only believed after facts were read again.
+    """Run a program; its result counts only after facts were read again.
 
     `busy` is what it complains of when another program has the lock that it needs: it is then run again for a while.
     One that fails is run `tries` times in all, with a pause before each further one.
@@ -96,7 +97,7 @@ Action = Union[Write, Remove, Put, Run, Copy]
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that `apply` does, for one setting's runtime state or persisted artefact.
+    """This is one thing that `apply` does, for one setting's runtime state or persisted artefact.
 
     `needs` is empty, or what must follow before the change is in effect: `reboot`, `remount`, `restart of slurmd`.
     """
@@ -104,7 +105,7 @@ class Step:
     setting: str
     part: str
     target: str
-    found: str | None
+    current: str | None
     wanted: str
     actions: tuple[Action, ...]
     needs: str = ""
@@ -112,18 +113,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Remark:
-    """What a plan says of a setting that it does not change."""
+    """This is what a plan reports of a setting that it does not change."""
 
     setting: str
     status: Status
     why: str
-    found: str | None = None
+    current: str | None = None
     wanted: str | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller wants: the cluster's node document, and what flags add to it for this once.
+    """This is what the caller wants: the cluster's node document, and what flags add to it for this once.
 
     `document` has the form of `lustrain.cluster.node_document`; `overrides` maps a setting's id to a value, or to `on` or
     `off`. `expect` is what only the operator's side knows and `verify` compares with, e.g. `lustre_source`.
@@ -140,21 +141,22 @@ class Request:
 
 
 def look_up(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
-    """Whether there is something at a dotted path, and what; of keys that hold dots the longest that is there is taken."""
+    """Return whether there is a value at a dotted path, and the value; of keys that hold dots the longest that is there is
+    taken."""
     if path in tree:
         return True, tree[path]
     end = path.rfind(".")
     while end > 0:
         inner = tree.get(path[:end])
         if isinstance(inner, Mapping):
-            found, value = look_up(inner, path[end + 1 :])
-            if found:
+            exists, value = look_up(inner, path[end + 1 :])
+            if exists:
                 return True, value
         end = path.rfind(".", 0, end)
     return False, None
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a fact as a person reads it and as conditions and settings write it."""
     if isinstance(value, bool):
         return "true" if value else "false"

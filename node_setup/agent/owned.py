@@ -15,28 +15,29 @@ CHRONY = "/etc/chrony/sources.d/lustrain.sources"
 CHRONY_AL = "/etc/chrony.d/lustrain.sources"
 GRUB = "/etc/default/grub.d/90-lustrain.cfg"
 KERNEL_ARGUMENTS = "/etc/lustrain/kernel-arguments"
-"""Where grubby keeps the boot entries, the arguments that it was given: it has no file that could be ours."""
+"""Where grubby keeps the boot entries, this file records the arguments that it was given: grubby has no file that could be
+ours."""
 
 PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/90-lustrain.conf"
 CLOCKS_UNIT = "/etc/systemd/system/lustrain-gpu-clocks.service"
 LNET_UNIT = "/etc/systemd/system/lustrain-lnet.service"
 BOOT_UNIT = "/etc/systemd/system/lustrain-tune.service"
 TUNING = "/etc/lustrain/tuning.json"
-"""The node document and this node's group, as the boot unit reads them."""
+"""This is the node document with this node's group, as the boot unit reads them."""
 
 AGENT = "/var/lib/lustrain/agent.pyz"
 LOCK = "/run/lustrain/agent.lock"
 REPORT = "/var/lib/lustrain/last.json"
-"""The answer of the last apply."""
+"""This is the answer of the last apply."""
 PENDING = "/var/lib/lustrain/owed.json"
-"""Programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
+"""These are programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
 
 REMOUNT = "/run/lustrain/lustre-mount.json"
-"""Source, mount point and options of a Lustre mount that is being made anew; it stays where the mount failed."""
+"""These are source, mount point and options of a Lustre mount that is being made anew; it stays where the mount failed."""
 REMOUNTED = "/run/lustrain/lustre-remounted"
-"""Lustre was mounted anew in this boot."""
+"""This file says that Lustre was mounted anew in this boot."""
 NOTES = (REMOUNT, REMOUNTED)
-"""Of this boot only; the facts carry their content as well."""
+"""These are of this boot only; the facts carry their content as well."""
 
 PATHS = (
     SYSCTL,
@@ -57,7 +58,7 @@ PATHS = (
     TUNING,
     PENDING,
 )
-"""Text files whose content the facts carry; mount units, whose names follow their mount points, come on top."""
+"""These are text files whose content the facts carry; mount units, whose names follow their mount points, come on top."""
 
 
 def mount_unit(path: str, suffix: str = "mount") -> str:

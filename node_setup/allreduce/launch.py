@@ -11,8 +11,8 @@ from typing import Any
 
 from lustrain.cluster import NodeGroup
 from node_setup.allreduce.nccl_tests import PROGRAM, Verdict, by_mpirun, by_srun, floor
-from node_setup.allreduce.programs import UNNAMED, Programs, find, lacking, libraries
-from node_setup.allreduce.search import Measured, measure
+from node_setup.allreduce.programs import UNNAMED, Programs, find, libraries, missing_program
+from node_setup.allreduce.search import Measurement, measure
 from node_setup.answers import Answer
 from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node
@@ -23,34 +23,35 @@ from node_setup.fleet.transport import Deadline
 
 GOOD = ("ok", "unmeasured")
 LEAST_S = 30.0
-"""With less time left no all-reduce begins: NCCL alone takes that long to start on many nodes."""
+"""With less time than this no all-reduce begins: NCCL alone takes that long to start on many nodes."""
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What one group's all-reduce came to; `measured` is None where it was not run, and `why` says why, or what went wrong.
+    """This is the result of one group's all-reduce; `measured` is None where it was not run, and `why` says why, or what went
+    wrong.
 
     `left_out` are ready nodes that were not to be disturbed, with the reason. `unable`: it was requested, had
     the nodes to run on, and still could not run.
     """
 
     group: str
-    measured: Measured | None
+    measured: Measurement | None
     why: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     unable: bool = False
 
     @property
     def good(self) -> bool:
-        return not self.unable if self.measured is None else self.measured.together.status in GOOD
+        return not self.unable if self.measured is None else self.measured.all_nodes.status in GOOD
 
 
 def all_reduce(
     run: FleetRun, outcomes: Sequence[Outcome], deadline: Deadline, named: Programs = UNNAMED
 ) -> list[Reduction]:
-    """One for each group with accelerators, all within `deadline`. Nodes that are not ready are left out: they would be
-    blamed for what is known; nodes with a job too: the job would pay for it."""
+    """Run one all-reduce for each group with accelerators, all within `deadline`. Nodes that are not ready are left out: they
+    would be blamed for what is known; nodes with a job too: the job would pay for it."""
     cluster = run.inventory.cluster
     if cluster is None:
         return [
@@ -60,7 +61,7 @@ def all_reduce(
         outcome for outcome in outcomes if outcome.answer and _role(run, outcome.node) in ("controller", "login")
     ]
     caller = callers[0].node if callers and cluster.backend == "hyperpod-slurm" else None
-    found = []
+    reductions = []
     for name, group in cluster.groups.items():
         if group.gpus and group.role == "worker":
             ready = [
@@ -68,12 +69,12 @@ def all_reduce(
                 for outcome in outcomes
                 if outcome.node.group == name and outcome.answer and outcome.answer.ready
             ]
-            found.append(_group(_Launch(run, name, group, caller, deadline), ready, named))
-    return found
+            reductions.append(_group(_Launch(run, name, group, caller, deadline), ready, named))
+    return reductions
 
 
 def busy(answer: Answer) -> str:
-    """Why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
+    """Return why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
     jobs = answer.jobs
     if jobs is None:
         return "it is not known whether a job runs"
@@ -83,7 +84,7 @@ def busy(answer: Answer) -> str:
 
 @dataclass
 class _Launch:
-    """One group's launches: through `caller`, or where that is None through the first node of each set."""
+    """This starts one group's launches: through `caller`, or where that is None through the first node of each set."""
 
     run: FleetRun
     name: str
@@ -96,26 +97,31 @@ class _Launch:
     troubles: list[str] = field(default_factory=list)
 
     def over(self) -> str:
-        """Why nothing more may begin, if so."""
-        if self.run.ways.stopped.is_set():
+        """Return why nothing more may begin, or an empty text."""
+        if self.run.connections.stopped.is_set():
             return "stopped by Ctrl-C"
-        return "" if self.deadline.left() > LEAST_S else f"the {self.run.pace.total_s:g} s for all nodes are over"
+        return (
+            ""
+            if self.deadline.remaining() > LEAST_S
+            else f"the {self.run.concurrency.total_s:g} s for all nodes are over"
+        )
 
     def find(self, named: Programs) -> str:
-        """Look for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
+        """Find the test on a worker and the launcher where it is called; return why it cannot be run, or an empty text.
+        Fault."""
         worker = next(iter(self.nodes.values()))
         launcher = "srun" if self.caller else "mpirun"
         for node, name, given in (
             (worker, PROGRAM, named.test),
             (self.caller or worker, launcher, None if self.caller else named.mpirun),
         ):
-            session = self.run.ways.connect(node, self.deadline)
+            session = self.run.connections.connect(node, self.deadline)
             try:
                 path = find(session, name, given)
             finally:
-                self.run.ways.close(session)
+                self.run.connections.close(session)
             if path is None:
-                return lacking(name, given, node.name)
+                return missing_program(name, given, node.name)
             if name == PROGRAM:
                 self.test = path
             else:
@@ -125,12 +131,12 @@ class _Launch:
     def __call__(self, sets: Sequence[tuple[str, ...]]) -> list[str]:
         what = f"{len(sets)} pairs at once" if len(sets) > 1 else f"{len(sets[0])} nodes together"
         print(f"all-reduce of {self.name}: {what}, at most {self._seconds():.0f} s", file=sys.stderr, flush=True)
-        with ThreadPoolExecutor(min(len(sets), self.run.pace.max_parallel)) as pool:
+        with ThreadPoolExecutor(min(len(sets), self.run.concurrency.max_parallel)) as pool:
             try:
                 return list(pool.map(self._reduce, sets))
             except KeyboardInterrupt:
                 # Closing the connections ends the threads, for which leaving the pool waits.
-                self.run.ways.stop()
+                self.run.connections.stop()
                 self.troubles.append("stopped by Ctrl-C")
                 return [""] * len(sets)
 
@@ -148,7 +154,7 @@ class _Launch:
             return ""
 
     def _seconds(self) -> float:
-        return max(1.0, min(self.run.options.timeout_s, self.deadline.left() - KILLED_AFTER_S - SPARE_S))
+        return max(1.0, min(self.run.options.timeout_s, self.deadline.remaining() - KILLED_AFTER_S - SPARE_S))
 
     def _output(self, node: Node, command: Sequence[str]) -> str:
         seconds = self._seconds()
@@ -158,11 +164,11 @@ class _Launch:
         path = f'LD_LIBRARY_PATH={shlex.quote(searched)}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" ' if searched else ""
         limit = f"timeout -k {KILLED_AFTER_S} {seconds:.0f}"
         script = f"exec {shlex.join(words)} {path}{limit} {shlex.join(command)}"
-        session = self.run.ways.connect(node, Deadline(seconds))
+        session = self.run.connections.connect(node, Deadline(seconds))
         try:
             answer = session.execute(shlex.join(["sh", "-c", script]), b"", seconds + KILLED_AFTER_S + SPARE_S)
         finally:
-            self.run.ways.close(session)
+            self.run.connections.close(session)
         text = (answer.out + b"\n" + answer.err).decode(errors="replace")
         if answer.status:
             printed = [line.strip() for line in text.splitlines() if line.strip()]
@@ -181,7 +187,7 @@ def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduct
     try:
         lack = launch.over() or launch.find(named)
     except Fault as fault:
-        lack = f"its programs were not found: {fault}"
+        lack = f"the search for its programs failed: {fault}"
     if lack:
         return Reduction(name, None, (f"not run: {lack}",), left_out, unable=True)
     measured = measure(list(launch.nodes), launch.group.type, launch.group.efa, launch, launch.over)
@@ -201,16 +207,16 @@ def _role(run: FleetRun, node: Node) -> str | None:
     return group.role if group else None
 
 
-def lines(found: Sequence[Reduction]) -> list[str]:
+def lines(reductions: Sequence[Reduction]) -> list[str]:
     """Return node-verify's lines about it."""
     text = []
-    for reduction in found:
+    for reduction in reductions:
         head = f"all-reduce{f' of {reduction.group}' if reduction.group else ''}"
         text += [f"{head}: {name} is left out: {why}" for name, why in reduction.left_out.items()]
         if reduction.measured is None:
             text += [f"{head}: {why}" for why in reduction.why]
             continue
-        text += ["", f"{head}: {_verdict_text(reduction.measured.together)}", *(f"  {why}" for why in reduction.why)]
+        text += ["", f"{head}: {_verdict_text(reduction.measured.all_nodes)}", *(f"  {why}" for why in reduction.why)]
         text += [
             f"  {' and '.join(sorted(pair))}: {_verdict_text(verdict)}"
             for pair, verdict in reduction.measured.pairs.items()
@@ -226,8 +232,8 @@ def _verdict_text(verdict: Verdict) -> str:
     return f"{verdict.status}: {verdict.why}"
 
 
-def as_json(found: Sequence[Reduction]) -> list[dict[str, Any]]:
-    return [_as_json(reduction) for reduction in found]
+def as_json(reductions: Sequence[Reduction]) -> list[dict[str, Any]]:
+    return [_as_json(reduction) for reduction in reductions]
 
 
 def _as_json(reduction: Reduction) -> dict[str, Any]:
@@ -236,7 +242,7 @@ def _as_json(reduction: Reduction) -> dict[str, Any]:
         "group": reduction.group,
         "why": list(reduction.why),
         "left_out": dict(reduction.left_out),
-        "together": vars(measured.together) if measured else None,
+        "together": vars(measured.all_nodes) if measured else None,
         "pairs": [{"nodes": sorted(pair), **vars(verdict)} for pair, verdict in measured.pairs.items()]
         if measured
         else [],

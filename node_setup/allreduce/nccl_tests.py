@@ -17,9 +17,9 @@ from node_setup.agent.settings import data
 PROGRAM = "all_reduce_perf"
 SMALLEST_BYTES = 8
 DEFAULT_BYTES = 2**30
-"""For a type whose size is untested; it fits any GPU that has EFA."""
+"""This size is for a type whose own is untested; it fits any GPU that has EFA."""
 ENVIRONMENT = {"NCCL_DEBUG": "INFO"}
-"""For the lines that say which network NCCL took."""
+"""NCCL then prints which network it took."""
 OVER_EFA = {"NCCL_NET": "AWS Libfabric"}
 """NCCL then ends with an error where its plugin does not load, instead of going over TCP (NVIDIA/nccl src/plugin/net.cc); the
 plugin still answers to this older name of its own (aws/aws-ofi-nccl src/nccl_ofi_interface_nvidia.cpp)."""
@@ -27,8 +27,8 @@ plugin still answers to this older name of its own (aws/aws-ofi-nccl src/nccl_of
 
 @dataclass(frozen=True)
 class Floor:
-    """The size to run to, and the bus bandwidth in GB/s to reach there; None where no figure is published. `nodes` is on
-    how many it was measured: more nodes reach less, so it says nothing of them."""
+    """This is the size to run to, and the bus bandwidth in GB/s to reach there; None where no figure is published. It was
+    measured on `nodes` nodes: more nodes reach less, so it says nothing of them."""
 
     bytes: int
     busbw: float | None
@@ -38,7 +38,8 @@ class Floor:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """One size, out of place: bandwidths in GB/s; `wrong` counts wrong elements of both ways, None where not checked."""
+    """This is one size, out of place: bandwidths in GB/s; `wrong` counts wrong elements of both ways, None where not
+    checked."""
 
     bytes: int
     busbw: float
@@ -48,7 +49,8 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Output:
-    """`out_of_bounds` is nccl-tests' own count of wrong results, `devices` the (host, GPU) of each rank, both as printed.
+    """This is what a run printed: `out_of_bounds` is nccl-tests' own count of wrong results, `devices` the (host, GPU) of each
+    rank, both as printed.
 
     `networks` are the networks that NCCL says it uses, by host; `efa` the (provider, devices) that the plugin chose.
     """
@@ -65,7 +67,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Bandwidths are in GB/s."""
+    """This is a run's verdict; bandwidths are in GB/s."""
 
     status: Literal["ok", "slow", "wrong", "not-efa", "failed", "unmeasured"]
     why: str
@@ -75,7 +77,7 @@ class Verdict:
 
 @cache
 def floor(instance_type: str) -> Floor:
-    """By type, with or without HyperPod's prefix."""
+    """Return the floor of a type, with or without HyperPod's prefix."""
     table = data.tables()["floors"]
     name = instance_type.removeprefix("ml.")
     for row in table["floor"]:
@@ -143,7 +145,7 @@ def _test(program: str, size: int) -> list[str]:
 
 
 _LABEL = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err)>:|\d+: ?)")
-"""What mpirun --tag-output and srun --label put before each line."""
+"""mpirun --tag-output and srun --label put this before each line."""
 _DEVICE = re.compile(r"^#\s+Rank\s+\d+\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.+?)\s*$")
 _BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)")
 _NETWORK = re.compile(r"(\S+):\d+:\d+ \[\d+\] NCCL INFO Using network (.+?)\s*$")
@@ -184,7 +186,8 @@ def _rows(lines: Sequence[str]) -> Iterator[Bandwidth]:
 
 
 def _row(words: Sequence[str], counted: bool) -> Bandwidth | None:
-    """size, count, type, operation and root where the version prints them, then twice time, algbw, busbw and check."""
+    """Parse a row: size, count, type, operation and root where the version prints them, then twice time, algbw, busbw and
+    check."""
     if not 11 <= len(words) <= 13 or not (words[0].isdigit() and words[1].isdigit()):
         return None
     out, inside = words[-8:-4], words[-4:]
@@ -204,7 +207,8 @@ def _number(word: str) -> float | None:
 
 
 def not_over_efa(output: Output, efa: int) -> str | None:
-    """Why NCCL did not use EFA as it should have; None where its own lines say that it did. `efa` counts devices a node."""
+    """Return why NCCL did not use EFA as it should have; None where its own lines say that it did. `efa` counts devices a
+    node."""
     if not output.networks and not output.providers:
         return "NCCL did not print which network it uses"
     for host, names in sorted(output.networks.items()):
@@ -223,7 +227,7 @@ def not_over_efa(output: Output, efa: int) -> str | None:
 
 
 def judge(output: Output, instance_type: str, nodes: int, efa: int) -> Verdict:
-    """`efa` is how many devices each node has, 0 where the run is not meant to go over EFA."""
+    """Judge a run; `efa` is how many devices each node has, 0 where the run is not meant to go over EFA."""
     wanted = floor(instance_type)
     if not output.rows:
         return Verdict("failed", "its output has no result")

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 Pair = frozenset[str]
 Outcomes = Mapping[Pair, bool]
-"""True for a pair whose run was good."""
+"""A pair whose run was good has True."""
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """`open` are nodes of which too little is known; where every run was bad that is all of them."""
+    """These are the nodes by what is known of them; `open` are those of which too little is known, all where every run was
+    bad."""
 
     cleared: tuple[str, ...]
     culprits: tuple[str, ...]
@@ -24,7 +25,8 @@ class Suspects:
 
 
 def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Every pair once, in rounds in which no node plays twice (the circle method); with an odd number one sits out a round."""
+    """Return every pair once, in rounds in which no node plays twice (the circle method); with an odd number one sits out a
+    round."""
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1):
@@ -39,12 +41,12 @@ def suspects(nodes: Iterable[str], outcomes: Outcomes) -> Suspects:
     """Judge each node by the runs so far, in the order given."""
     nodes = list(nodes)
     cleared = {node for pair, good in outcomes.items() if good for node in pair}
-    culprits = [node for node in nodes if node not in cleared and _convicted(node, outcomes, cleared)]
+    culprits = [node for node in nodes if node not in cleared and _culprits(node, outcomes, cleared)]
     left = [node for node in nodes if node not in cleared and node not in culprits]
     return Suspects(tuple(node for node in nodes if node in cleared), tuple(culprits), tuple(left))
 
 
-def _convicted(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
+def _culprits(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
     bad = [pair for pair, good in outcomes.items() if node in pair and not good]
     return len(bad) >= 2 and any(pair & cleared for pair in bad)
 

@@ -18,17 +18,17 @@ PLACES: Mapping[str, Sequence[str]] = {
     "mpirun": ("/opt/amazon/openmpi/bin/mpirun", "/opt/amazon/openmpi5/bin/mpirun"),
     "srun": ("/opt/slurm/bin/srun", "/usr/local/bin/srun"),
 }
-"""After PATH. AWS's Deep Learning AMIs have the tests beside each CUDA, `/usr/local/cuda` being the default one (their release
-notes, "NCCL Tests Location"); nccl-tests.Dockerfile of awslabs/awsome-distributed-ai builds them in /opt/nccl-tests; EFA's
-installer brings Open MPI; HyperPod and ParallelCluster have Slurm in /opt/slurm."""
+"""These places come after PATH. AWS's Deep Learning AMIs have the tests beside each CUDA, `/usr/local/cuda` being the default
+one (their release notes, "NCCL Tests Location"); nccl-tests.Dockerfile of awslabs/awsome-distributed-ai builds them in
+/opt/nccl-tests; EFA's installer brings Open MPI; HyperPod and ParallelCluster have Slurm in /opt/slurm."""
 LIBRARIES = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/efa/lib", "/opt/amazon/openmpi/lib")
-"""What the tests of a Deep Learning AMI are run with, behind their CUDA's own (AWS, "Check EFA" in the DLAMI guide)."""
+"""The tests of a Deep Learning AMI are run with these, behind their CUDA's own (AWS, "Check EFA" in the DLAMI guide)."""
 SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Paths on the nodes, as flags named them or as they were found; None: not named."""
+    """These are paths on the nodes, as flags name them or as the search returns them; None where no flag names one."""
 
     test: str | None = None
     mpirun: str | None = None
@@ -38,14 +38,14 @@ UNNAMED = Programs()
 
 
 def find(session: Session, name: str, named: str | None) -> str | None:
-    """Where the node of this session has the program; None where it has none, or not where it was `named`. Fault."""
+    """Return where the node of this session has the program; None where it has none, or not where it was `named`. Fault."""
     answer = session.execute(shlex.join(["sh", "-c", _script(name, named)]), b"", SECONDS)
     lines = answer.out.decode(errors="replace").split("\n")
     return lines[0] if not answer.status and lines[0].startswith("/") else None
 
 
 def _script(name: str, named: str | None) -> str:
-    """Of places that match alike the newest comes first: 12.10 before 12.9."""
+    """Return a script that prints of places that match alike the newest first: 12.10 before 12.9."""
     if named:
         return f'for path in {shlex.quote(named)}; do [ -f "$path" ] && [ -x "$path" ] && echo "$path" && exit; done; exit 1'
     places = " ".join(f"$(ls -d {place} 2>/dev/null | sort -rV)" for place in PLACES[name])
@@ -55,7 +55,7 @@ def _script(name: str, named: str | None) -> str:
     )
 
 
-def lacking(name: str, named: str | None, node: str) -> str:
+def missing_program(name: str, named: str | None, node: str) -> str:
     """Return the message for a program that `find` did not find."""
     if named:
         return f"{named} is not a program on {node}; fix: name another path"
@@ -64,6 +64,6 @@ def lacking(name: str, named: str | None, node: str) -> str:
 
 
 def libraries(test: str) -> str:
-    """LD_LIBRARY_PATH for a test that lies beside a CUDA; empty for others, which are their owner's to set up."""
+    """Return LD_LIBRARY_PATH for a test that lies beside a CUDA; empty for others, which their owner sets up."""
     cuda, _, rest = test.partition("/efa/test-cuda-")
     return ":".join((f"{cuda}/lib", f"{cuda}/lib64", *LIBRARIES)) if rest else ""

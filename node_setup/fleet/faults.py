@@ -31,11 +31,11 @@ RUNS_ON = "no longer waited for; an agent that is running finishes its work"
 NO_WAY = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 MISTAKE = "internal error"
 NOT_REACHED = (UNREACHABLE, LOGIN, HOST_KEY)
-"""Kinds of faults that came before anything was sent to the node."""
+"""Faults of these kinds came before anything was sent to the node."""
 
 
 class Fault(Exception):
-    """One node's trouble. `passing`: it may be gone a second later, and nothing was sent to the node yet."""
+    """This is one node's trouble. `passing`: it may be gone a second later, and nothing was sent to the node yet."""
 
     def __init__(self, kind: str, why: str, fix: str = "", *, passing: bool = False) -> None:
         self.kind, self.why, self.fix, self.passing = kind, why, fix, passing

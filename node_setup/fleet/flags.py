@@ -19,7 +19,7 @@ from node_setup.fleet.inventory import Source
 
 @dataclass(frozen=True)
 class Flags:
-    """The shared ones, as given."""
+    """These are the flags that all tasks share, as given."""
 
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(
@@ -47,14 +47,14 @@ class Flags:
     json: bool = flag(False, "print one JSON object")
 
     def source(self) -> Source:
-        """Where nodes are taken from. UserError names the flags that are empty."""
+        """Return where nodes are taken from. UserError names the flags that are empty."""
         self._refuse_empty()
         groups = tuple(filter(None, (word.strip() for word in (self.group or "").split(","))))
         route = Route(user=self.user, key=self.key, jump=self.jump)
         return Source(self.cluster, self.stack, self.nodes, self.hosts_file, self.local, groups, self.node, route)
 
     def options(self) -> dict[str, Any]:
-        """Those that may be configured as well (`options`); None where they were not given."""
+        """Return the flags that may be configured as well (`options`); None where they were not given."""
         names = ("known_hosts", "max_parallel", "python")
         given = {name: getattr(self, name) for name in names}
         return given | {
@@ -64,7 +64,7 @@ class Flags:
         }
 
     def amounts(self) -> tuple[int, int, float | None]:
-        """`limit` and `serial`, 0 where not given, and `fail_percent`. UserError."""
+        """Return `limit` and `serial`, 0 where not given, and `fail_percent`. UserError."""
         limit = number("--limit", self.limit, 1, 100_000) if self.limit is not None else 0
         serial = number("--serial", self.serial, 1, 100_000) if self.serial is not None else 0
         percent = (
@@ -82,7 +82,7 @@ class Flags:
 
 
 Hosts = tuple[Connection, ...]
-"""The connections of Fabric's own -H, none of them open."""
+"""These are the connections of Fabric's own -H, none of them open."""
 
 
 def node_task(name: str) -> Callable[[Callable[..., TaskResult]], Any]:

@@ -22,7 +22,7 @@ _HOST = re.compile(
 
 @dataclass(frozen=True)
 class Route:
-    """How to log in; None leaves it to the user's SSH configuration.
+    """This is how to log in; None leaves it to the user's SSH configuration.
 
     `key` is the path of a private key, `jump` a `user@host:port` to go through, `proxy` the words of a program whose
     standard input and output are the connection.
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine. `name` is unique in a run and what reports show; `local` is this machine, without SSH."""
+    """This is one machine. `name` is unique in a run and what reports show; `local` is this machine, without SSH."""
 
     name: str
     address: str
@@ -49,7 +49,8 @@ class Node:
 
     @property
     def key_name(self) -> str:
-        """Under what its host key is recorded: the instance where one is known, since addresses come back on others."""
+        """Return the name under which its host key is recorded: the instance where one is known, since addresses come back on
+        others."""
         if self.instance_id:
             return self.instance_id
         return f"[{self.address}]:{self.route.port}" if self.route.port not in (None, 22) else self.address
@@ -91,24 +92,24 @@ def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
 
 def unique(nodes: Iterable[Node], path: str) -> list[Node]:
     """Return the nodes as they are; UserError where one is named twice, which would tune it from two sides at once."""
-    found: dict[tuple[str, int], Node] = {}
+    by_place: dict[tuple[str, int], Node] = {}
     for node in nodes:
-        first = found.setdefault(_place(node), node)
+        first = by_place.setdefault(_place(node), node)
         if first is not node:
             also = "" if first.name == node.name else f", before as {first.name}"
             raise UserError(problem(path, node.name, f"is named twice{also}", fix="name it once"))
-    return list(found.values())
+    return list(by_place.values())
 
 
 def _place(node: Node) -> tuple[str, int]:
-    """Where a node listens, however its address is spelled; names that only a name server knows to be one stay two."""
+    """Return where a node listens, however its address is spelled; names that only a name server knows to be one stay two."""
     address = node.address.lower().rstrip(".")
     with suppress(ValueError):
         address = str(ipaddress.ip_address(address))
     return address, node.route.port or 22
 
 
-def chosen(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | None = None) -> list[Node]:
+def select(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | None = None) -> list[Node]:
     """Select nodes of these groups whose name, address or instance id the glob matches; UserError (3) where none is left."""
     known = sorted({node.group for node in nodes if node.group})
     for group in groups:

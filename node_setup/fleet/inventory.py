@@ -12,25 +12,25 @@ from lustrain import deployed
 from lustrain.cluster import Cluster
 from lustrain.deployed import VARIABLE
 from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
-from node_setup.fleet.hosts import THIS_MACHINE, Node, Route, chosen, parse_host, parse_hosts, parse_lines, unique
+from node_setup.fleet.hosts import THIS_MACHINE, Node, Route, parse_host, parse_hosts, parse_lines, select, unique
 
 NO_CLUSTER = (
     f"there is no Cluster to take nodes from; fix: give --cluster FILE (or set {VARIABLE}), --stack NAME, --nodes a,b, "
     "--hosts-file FILE, or --local for this machine"
 )
 SSH_DOCUMENT = "AWS-StartSSHSession"
-"""The session document behind `ssh` over SSM
+"""This is the session document behind `ssh` over SSM
 (https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html)."""
 PRIVATE = b"PRIVATE KEY-----"
 FILTER_VALUES = 200
-"""What one filter takes (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html)."""
+"""One filter takes so many values (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html)."""
 Client = Callable[[str], Any]
-"""An AWS client by the service's name."""
+"""It returns an AWS client by the service's name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where nodes are taken from, as flags say it; at most one of `cluster`, `stack` and at most one of the rest."""
+    """This is where nodes are taken from, as flags say it; at most one of `cluster`, `stack` and at most one of the rest."""
 
     cluster: str | None = None
     stack: str | None = None
@@ -40,12 +40,12 @@ class Source:
     groups: tuple[str, ...] = ()
     pattern: str | None = None
     route: Route = field(default_factory=Route)
-    """What flags say of the way in; it goes before what the Cluster says."""
+    """The flags' route goes before the Cluster's."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes of a run, sorted as they will be taken, the Cluster they belong to, and what was left out."""
+    """These are the nodes of a run in the order of their turns, the Cluster they belong to, and what was left out."""
 
     nodes: tuple[Node, ...]
     cluster: Cluster | None = None
@@ -54,11 +54,11 @@ class Inventory:
 
 def inventory(source: Source, client: Client | None = None) -> Inventory:
     """Return the nodes that `source` names, as they are now. UserError: exit code 3 where there are none."""
-    ways = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
-    given = [flag for flag, value in ways.items() if value not in (None, False)]
+    sources = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
+    given = [flag for flag, value in sources.items() if value not in (None, False)]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} name different nodes; fix: give one of them")
-    cluster, lines = _described(source)
+    cluster, lines = _cluster_and_lines(source)
     route = _route(cluster, source.route)
     notes: list[str] = []
     if source.local:
@@ -72,12 +72,12 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
     elif cluster is not None:
         nodes, notes = nodes_of(cluster, route, client or _client(cluster))
         if source.nodes is not None:
-            nodes = _named(nodes, source.nodes)
+            nodes = _select_named(nodes, source.nodes)
     else:
         raise UserError(NO_CLUSTER, UNREACHABLE)
     if cluster is not None:
-        nodes = [_grouped(node, cluster) for node in nodes]
-    left = chosen(nodes, source.groups, source.pattern)
+        nodes = [_with_group(node, cluster) for node in nodes]
+    left = select(nodes, source.groups, source.pattern)
     if not left:
         raise UserError(
             "; ".join(["there are no nodes", *notes]) + "; fix: wait for nodes, or name others", UNREACHABLE
@@ -88,26 +88,26 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
     """Return the nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:
-        found = [parse_host(address, "cluster.nodes.addresses", route) for address in cluster.nodes.addresses]
-        return [_grouped(node, cluster) for node in unique(found, "cluster.nodes.addresses")], []
-    look = _hyperpod if cluster.nodes.hyperpod_cluster else _gangs
-    found, notes = _asking_aws(lambda: look(cluster, client))
-    names = [node.name for node in found]
-    shown = [node if names.count(node.name) == 1 else replace(node, name=node.instance_id or "") for node in found]
+        nodes = [parse_host(address, "cluster.nodes.addresses", route) for address in cluster.nodes.addresses]
+        return [_with_group(node, cluster) for node in unique(nodes, "cluster.nodes.addresses")], []
+    list_nodes = _hyperpod_nodes if cluster.nodes.hyperpod_cluster else _auto_scaling_nodes
+    nodes, notes = _list_from_aws(lambda: list_nodes(cluster, client))
+    names = [node.name for node in nodes]
+    shown = [node if names.count(node.name) == 1 else replace(node, name=node.instance_id or "") for node in nodes]
     return [
-        _routed(node, cluster, route) for node in sorted(shown, key=lambda node: (node.group or "", node.name))
+        _with_route(node, cluster, route) for node in sorted(shown, key=lambda node: (node.group or "", node.name))
     ], notes
 
 
 def _require_groups(nodes: Sequence[Node], cluster: Cluster) -> None:
-    """UserError for each node of a group that the Cluster does not have."""
+    """Raise UserError for each node of a group that the Cluster does not have."""
     foreign = [node for node in nodes if node.group and node.group not in cluster.groups]
     why, known = "is not one of the Cluster's", ", ".join(cluster.groups)
     if foreign:
         raise UserError([problem(f"group of {node.name}", node.group, why, allowed=known) for node in foreign])
 
 
-def _grouped(node: Node, cluster: Cluster) -> Node:
+def _with_group(node: Node, cluster: Cluster) -> Node:
     """Return the node with its group: the cluster's only group, else what the node itself knows."""
     if node.group is not None or len(cluster.groups) != 1:
         return node
@@ -115,7 +115,7 @@ def _grouped(node: Node, cluster: Cluster) -> Node:
     return replace(node, group=name, instance_type=node.instance_type or group.type)
 
 
-def _gangs(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
+def _auto_scaling_nodes(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
     wanted, notes = list(cluster.nodes.auto_scaling_groups), []
     pages = client("autoscaling").get_paginator("describe_auto_scaling_groups")
     groups = [group for page in pages.paginate(AutoScalingGroupNames=wanted) for group in page["AutoScalingGroups"]]
@@ -132,13 +132,13 @@ def _gangs(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
         else:
             state = f"{member['LifecycleState']}, {member['HealthStatus'].lower()}"
             notes.append(f"{member['InstanceId']} left out: {state}")
-    found = []
+    nodes = []
     for instance in _instances(client("ec2"), ids):
         if instance["State"]["Name"] == "running":
-            found.append(_ec2_node(instance))
+            nodes.append(_ec2_node(instance))
         else:
             notes.append(f"{instance['InstanceId']} left out: {instance['State']['Name']}")
-    return found, notes
+    return nodes, notes
 
 
 def _instances(ec2: Any, ids: Sequence[str]) -> Iterable[Mapping[str, Any]]:
@@ -158,8 +158,8 @@ def _ec2_node(instance: Mapping[str, Any]) -> Node:
     return Node(name, address, tags.get("lustrain:group"), instance["InstanceId"], instance["InstanceType"])
 
 
-def _hyperpod(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
-    found, notes = [], []
+def _hyperpod_nodes(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
+    nodes, notes = [], []
     pages = client("sagemaker").get_paginator("list_cluster_nodes")
     for page in pages.paginate(ClusterName=cluster.nodes.hyperpod_cluster):
         for summary in page["ClusterNodeSummaries"]:
@@ -170,12 +170,12 @@ def _hyperpod(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
                 continue
             host = summary.get("PrivateDnsHostname") or instance_id
             kind = summary["InstanceType"].removeprefix("ml.")
-            found.append(Node(host.partition(".")[0], host, summary["InstanceGroupName"], instance_id, kind))
-    return found, notes
+            nodes.append(Node(host.partition(".")[0], host, summary["InstanceGroupName"], instance_id, kind))
+    return nodes, notes
 
 
-def _routed(node: Node, cluster: Cluster, route: Route) -> Node:
-    """Return the node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
+def _with_route(node: Node, cluster: Cluster, route: Route) -> Node:
+    """Return the node with its route; over SSM the address is the instance's id and a session's process is the connection."""
     if cluster.reach.via == "ssh" or not node.instance_id:
         return replace(node, route=route)
     form = cluster.reach.ssm_target or "{instance_id}"
@@ -186,8 +186,8 @@ def _routed(node: Node, cluster: Cluster, route: Route) -> Node:
     return replace(node, address=node.instance_id, route=replace(route, jump=None, proxy=proxy))
 
 
-def _named(nodes: Sequence[Node], text: str) -> list[Node]:
-    """Those of the cluster's nodes that `--nodes` names; behind SSM there is no other way to them."""
+def _select_named(nodes: Sequence[Node], text: str) -> list[Node]:
+    """Return the cluster's nodes that `--nodes` names; behind SSM there is no other way to them."""
     left = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         named = [node for node in nodes if word in (node.name, node.address, node.instance_id)]
@@ -220,7 +220,7 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
     return Route(flags.user or reach.user, flags.port, key, flags.jump or reach.jump)
 
 
-def _described(source: Source) -> tuple[Cluster | None, str | None]:
+def _cluster_and_lines(source: Source) -> tuple[Cluster | None, str | None]:
     """Return the Cluster, where one is given, and the lines of a hosts file that is not a Cluster."""
     text = None if source.hosts_file is None else deployed.text_of(source.hosts_file, "--hosts-file")
     if text is None or not text.lstrip().startswith("{"):
@@ -242,11 +242,11 @@ def _client(cluster: Cluster) -> Client:
     return client
 
 
-def _asking_aws(look: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[Node], list[str]]:
+def _list_from_aws(list_nodes: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[Node], list[str]]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return look()
+        return list_nodes()
     except (BotoCoreError, ClientError) as error:
         message = " ".join(str(error).split())
         raise UserError(

@@ -23,7 +23,7 @@ DEFAULT = "~/.lustrain/known_hosts"
 
 
 class UnknownHostKeyError(SSHException):
-    """A machine that no recorded key vouches for, where only such machines are let in."""
+    """No recorded key vouches for this machine, and only machines with one are accepted."""
 
 
 class UnrecordedError(SSHException):
@@ -31,8 +31,8 @@ class UnrecordedError(SSHException):
 
 
 class KnownHosts:
-    """A file in OpenSSH's format, read once and appended to; threads and other processes may do so at the same time, and
-    of two that meet one new machine the second believes what the first recorded."""
+    """This is a file in OpenSSH's format, read once and appended to; threads and other processes may do so at the same time,
+    and of two that meet one new machine the second believes what the first recorded."""
 
     def __init__(self, path: str, *, strict: bool = False) -> None:
         self.path = Path(path).expanduser()
@@ -106,7 +106,7 @@ class KnownHosts:
                     self._keys.add(name, entry.key.get_name(), entry.key)
 
     def _append(self, descriptor: int, line: str) -> None:
-        """All of the line or none of it."""
+        """Append all of the line or none of it."""
         size = os.fstat(descriptor).st_size
         begun = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
         content = begun + line.encode("ascii")

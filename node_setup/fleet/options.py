@@ -13,7 +13,7 @@ from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
 OVER_SSM = 10
-"""Nodes at once over SSM by default: AWS does not publish how many sessions may begin in a second."""
+"""By default so many nodes at once are called over SSM: AWS does not publish how many sessions may begin in a second."""
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
@@ -38,7 +38,7 @@ class Options(Section):
 
 
 DEFAULTS: Mapping[str, Any] = {SECTION: dict.fromkeys(Options.model_fields)}
-"""For `Collection.configure`: Fabric reads only variables of the environment whose keys are there, and casts what has a
+"""This is for `Collection.configure`: Fabric reads only variables of the environment whose keys are there, and casts what has a
 type by itself, with a traceback where it cannot; None leaves both to us."""
 
 

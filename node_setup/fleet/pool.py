@@ -16,17 +16,18 @@ from node_setup.answers import Answer
 from node_setup.fleet.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.protocol import Traffic
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 
 ANSWERED = "answered"
-BEATS_EVERY_S = 1.0
-ENDS_WITHIN_S = 3.0
-"""What a connection that was closed under it gives a thread to notice."""
+BEAT_INTERVAL_S = 1.0
+STOP_TIMEOUT_S = 3.0
+"""A thread has so long to notice that its connection was closed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one node: `answered`, or a kind of `faults` with why and what mends it; `status` is the agent's."""
+    """This is the outcome of one node: `answered`, or a kind of `faults` with why and what mends it; `status` is the
+    agent's."""
 
     node: Node
     kind: str
@@ -44,9 +45,9 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How many nodes at once, how many in a batch (0: all), the percentage of failures after which no further batch
-    begins (None: never), and the seconds for one node and for all, on `clock`."""
+class Concurrency:
+    """This says how many nodes are worked on at once, how many in a batch (0: all), the percentage of failures after which no
+    further batch begins (None: never), and the seconds for one node and for all, on `clock`."""
 
     max_parallel: int = 32
     serial: int = 0
@@ -57,51 +58,53 @@ class Pace:
 
     @property
     def batch(self) -> int:
-        """Where only a limit on failures is given, it is looked at after every `max_parallel` nodes."""
+        """Return the size of a batch: where only a limit on failures is given, failures are counted after every `max_parallel`
+        nodes."""
         return self.serial or (self.max_parallel if self.fail_percent is not None else 0)
 
 
 Work = Callable[[Node, Deadline, Traffic], Outcome]
-"""What is done with one node. It raises Fault, and nothing else but for a mistake of ours, which is that node's outcome too."""
+"""This is the work on one node. It raises Fault; any other exception is a mistake of ours, and becomes that node's outcome
+too."""
 
 
 def run(
     nodes: Sequence[Node],
     work: Work,
-    ways: Ways,
-    pace: Pace,
+    connections: Connections,
+    concurrency: Concurrency,
     report: Callable[[Outcome], None],
     beat: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
     """Return an outcome a node, in their order; `report` is called with each as it comes, `beat` each second in between. Ctrl-C
     closes all connections, and what had been done by then is reported."""
-    deadline = Deadline(pace.total_s, pace.clock)
-    size = pace.batch or len(nodes)
+    deadline = Deadline(concurrency.total_s, concurrency.clock)
+    size = concurrency.batch or len(nodes)
     outcomes: dict[str, Outcome] = {}
     why = ""
     for begin in range(0, len(nodes), size or 1):
         if why:
             break
-        batch = _Batch(nodes[begin : begin + size], work, ways, pace, deadline)
+        batch = _Batch(nodes[begin : begin + size], work, connections, concurrency, deadline)
         try:
             batch.begin()
             batch.collect(outcomes, report, beat)
         except KeyboardInterrupt:
-            with _deaf_to_more():
-                ways.stop()
+            with _ignore_interrupts():
+                connections.stop()
                 batch.collect_stopped(outcomes, report)
             why = "stopped by Ctrl-C"
         bad = sum(not outcome.good for outcome in outcomes.values())
-        if not why and pace.fail_percent is not None and 100 * bad > pace.fail_percent * len(outcomes):
-            why = f"{bad} of {len(outcomes)} nodes failed, more than {pace.fail_percent:g} %"
-        if not why and not deadline.left():
-            why = f"the {pace.total_s:g} s for all nodes are over"
+        if not why and concurrency.fail_percent is not None and 100 * bad > concurrency.fail_percent * len(outcomes):
+            why = f"{bad} of {len(outcomes)} nodes failed, more than {concurrency.fail_percent:g} %"
+        if not why and not deadline.remaining():
+            why = f"the {concurrency.total_s:g} s for all nodes are over"
     fix = "repair the failed nodes and run it again"
     return [outcomes.get(node.name) or Outcome(node, NOT_BEGUN, why, fix) for node in nodes]
 
 
 @contextmanager
-def _deaf_to_more() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     """Ignore a second Ctrl-C while stopping: that takes bounded seconds, and a second one would lose the report."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -114,51 +117,55 @@ def _deaf_to_more() -> Iterator[None]:
 
 
 class _Batch:
-    """Nodes that are worked on by threads of our own.
+    """These nodes are worked on by threads of our own.
 
     They are daemons, unlike those of concurrent.futures, which are waited for at the end of the process: a name server
     that does not answer must not hold up the report.
     """
 
-    def __init__(self, nodes: Iterable[Node], work: Work, ways: Ways, pace: Pace, deadline: Deadline) -> None:
+    def __init__(
+        self, nodes: Iterable[Node], work: Work, connections: Connections, concurrency: Concurrency, deadline: Deadline
+    ) -> None:
         self._nodes = list(nodes)
         self._waiting: queue.SimpleQueue[Node] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
-        self._work, self._ways, self._pace, self._deadline = work, ways, pace, deadline
+        self._work, self._connections, self._concurrency, self._deadline = work, connections, concurrency, deadline
         for node in self._nodes:
             self._waiting.put(node)
 
     def begin(self) -> None:
-        for _ in range(min(len(self._nodes), self._pace.max_parallel)):
+        for _ in range(min(len(self._nodes), self._concurrency.max_parallel)):
             threading.Thread(target=self._run, daemon=True).start()
 
     def collect(
         self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None], beat: Callable[[], None]
     ) -> None:
-        """All outcomes of the batch; nodes whose threads do not come back within the deadline are given up."""
-        self._take(outcomes, report, self._deadline.left() + ENDS_WITHIN_S, beat)
-        for node in self._left(outcomes):
-            outcomes[node.name] = late = Outcome(node, TIMEOUT, f"the {self._pace.total_s:g} s for all nodes are over")
+        """Collect all outcomes of the batch; nodes whose threads do not come back within the deadline are given up."""
+        self._take_outcomes(outcomes, report, self._deadline.remaining() + STOP_TIMEOUT_S, beat)
+        for node in self._unfinished(outcomes):
+            outcomes[node.name] = late = Outcome(
+                node, TIMEOUT, f"the {self._concurrency.total_s:g} s for all nodes are over"
+            )
             report(late)
 
     def collect_stopped(self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None]) -> None:
-        self._take(outcomes, report, ENDS_WITHIN_S, lambda: None)
-        for node in self._left(outcomes):
+        self._take_outcomes(outcomes, report, STOP_TIMEOUT_S, lambda: None)
+        for node in self._unfinished(outcomes):
             outcomes[node.name] = Outcome(node, STOPPED, RUNS_ON)
 
-    def _left(self, outcomes: Mapping[str, Outcome]) -> list[Node]:
+    def _unfinished(self, outcomes: Mapping[str, Outcome]) -> list[Node]:
         return [node for node in self._nodes if node.name not in outcomes]
 
-    def _take(
+    def _take_outcomes(
         self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None], seconds: float, beat: Callable[[], None]
     ) -> None:
-        end = self._pace.clock() + seconds
-        while self._left(outcomes):
-            left = max(0.0, end - self._pace.clock())
+        end = self._concurrency.clock() + seconds
+        while self._unfinished(outcomes):
+            left = max(0.0, end - self._concurrency.clock())
             try:
-                outcome = self._done.get(timeout=min(left, BEATS_EVERY_S))
+                outcome = self._done.get(timeout=min(left, BEAT_INTERVAL_S))
             except queue.Empty:
-                if left <= BEATS_EVERY_S:
+                if left <= BEAT_INTERVAL_S:
                     return
                 beat()
                 continue
@@ -180,14 +187,14 @@ class _Batch:
                 return
 
     def _outcome(self, node: Node) -> Outcome:
-        clock = self._pace.clock
+        clock = self._concurrency.clock
         began, traffic = clock(), Traffic()
-        if self._ways.stopped.is_set():
+        if self._connections.stopped.is_set():
             return Outcome(node, NOT_BEGUN, "stopped by Ctrl-C")
-        if not self._deadline.left():
-            return Outcome(node, NOT_BEGUN, f"the {self._pace.total_s:g} s for all nodes are over")
+        if not self._deadline.remaining():
+            return Outcome(node, NOT_BEGUN, f"the {self._concurrency.total_s:g} s for all nodes are over")
         try:
-            return self._work(node, Deadline(min(self._pace.node_s, self._deadline.left()), clock), traffic)
+            return self._work(node, Deadline(min(self._concurrency.node_s, self._deadline.remaining()), clock), traffic)
         except Fault as fault:
             seconds = clock() - began
             return Outcome(node, fault.kind, fault.why, fault.fix, seconds=seconds, traffic=traffic)

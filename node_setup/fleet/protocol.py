@@ -20,17 +20,17 @@ from node_setup.fleet.session import Completed, Session
 
 EXIT_NOT_STORED = 97
 KILLED_AFTER_S = 5
-"""After SIGTERM, before SIGKILL."""
+"""So long after SIGTERM comes SIGKILL."""
 SPARE_S = 3
-"""What a round trip takes besides the command."""
+"""A round trip takes so long besides the command."""
 ENDED_STATUS = (124, 137, -1)
-"""Of timeout(1): 124, 137 where SIGKILL was needed; -1 where that ended timeout itself."""
+"""timeout(1) exits with 124, or 137 where SIGKILL was needed; -1 where a signal ended timeout itself."""
 STALE_MINUTES = 60
 
 
 @dataclass(frozen=True)
 class Agent:
-    """The agent's file as it is sent, its SHA-256 in hex, and where it lies on nodes."""
+    """This is the agent's file as it is sent, its SHA-256 in hex, and where it lies on nodes."""
 
     content: bytes
     sha: str
@@ -39,7 +39,7 @@ class Agent:
 
 @dataclass
 class Traffic:
-    """What was exchanged with one node: round trips, and bytes of input and output, without what SSH adds."""
+    """This counts what was exchanged with one node: round trips, and bytes of input and output, without what SSH adds."""
 
     round_trips: int = 0
     sent: int = 0
@@ -47,8 +47,8 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What came back from the agent: its exit status (`agent.model`), its answer, its log."""
+class Response:
+    """This is what the agent sent back: its exit status (`agent.model`), its answer, its log."""
 
     status: int
     answer: Answer
@@ -56,47 +56,47 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Question:
-    """A command of the agent with its request, the seconds it may take, and the interpreter that runs it."""
+class Request:
+    """This is a command of the agent with its JSON body, the seconds it may take, and the interpreter that runs it."""
 
     command: str
-    request: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 300
     python: str = "python3"
     privileged: bool = True
-    """Through sudo where the user is not root."""
+    """The command goes through sudo where the user is not root."""
 
 
-def ask(session: Session, agent: Agent, question: Question, traffic: Traffic) -> Reply:
-    """Call the node's agent; where the node holds no agent or another one, send ours along and call again. Fault."""
-    request = json.dumps(question.request, sort_keys=True).encode() + b"\n"
-    answer = _once(session, question, _run_script(question, agent), request, traffic)
-    if answer.status == EXIT_OTHER_AGENT or _is_damaged(answer):
-        script = f"{_store_script(agent)}\n{_run_script(question, agent)}"
-        answer = _once(session, question, script, agent.content + request, traffic)
-    return _reply(answer, question, agent)
+def send_request(session: Session, agent: Agent, request: Request, traffic: Traffic) -> Response:
+    """Call the node's agent; where the node holds no agent or another version, send ours along and call again. Fault."""
+    body = json.dumps(request.body, sort_keys=True).encode() + b"\n"
+    completed = _once(session, request, _run_script(request, agent), body, traffic)
+    if completed.status == EXIT_OTHER_AGENT or _is_damaged(completed):
+        script = f"{_store_script(agent)}\n{_run_script(request, agent)}"
+        completed = _once(session, request, script, agent.content + body, traffic)
+    return _response(completed, request, agent)
 
 
-def _once(session: Session, question: Question, script: str, stdin: bytes, traffic: Traffic) -> Completed:
+def _once(session: Session, request: Request, script: str, stdin: bytes, traffic: Traffic) -> Completed:
     # For what the user's login shell is, the script is one word.
     words = ["sh", "-c", script]
-    if question.privileged and not session.root:
+    if request.privileged and not session.root:
         words = ["env", "LC_ALL=C", "sudo", "-n", *words]
     began = time.monotonic()
     traffic.round_trips += 1
     traffic.sent += len(stdin) + len(script)
-    answer = session.execute(shlex.join(words), stdin, question.seconds + KILLED_AFTER_S + SPARE_S)
-    traffic.received += len(answer.out) + len(answer.err)
-    if fault := _fault(answer, session, question, time.monotonic() - began):
+    completed = session.execute(shlex.join(words), stdin, request.seconds + KILLED_AFTER_S + SPARE_S)
+    traffic.received += len(completed.out) + len(completed.err)
+    if fault := _fault(completed, session, request, time.monotonic() - began):
         raise fault
-    return answer
+    return completed
 
 
-def _run_script(question: Question, agent: Agent) -> str:
+def _run_script(request: Request, agent: Agent) -> str:
     # -I and -S: nothing of the node's environment or site-packages is loaded, which also takes half of Python's start.
-    limit = f"timeout -k {KILLED_AFTER_S} {math.ceil(question.seconds)}"
+    limit = f"timeout -k {KILLED_AFTER_S} {math.ceil(request.seconds)}"
     path = shlex.quote(agent.path)
-    words = f"{shlex.quote(question.python)} -I -S {path} {question.command} --sha {agent.sha} --request -"
+    words = f"{shlex.quote(request.python)} -I -S {path} {request.command} --sha {agent.sha} --request -"
     return f"[ -r {path} ] || exit {EXIT_OTHER_AGENT}\nexec {limit} {words}"
 
 
@@ -112,63 +112,64 @@ head -c {size} >"$t" && [ "$(wc -c <"$t")" -eq {size} ] && sync "$t" && chmod 64
 {{ rm -f "$t"; exit {EXIT_NOT_STORED}; }}"""
 
 
-def _is_damaged(answer: Completed) -> bool:
-    """Python runs an empty file without a word, and complains of a cut one before any of it has run."""
-    return not answer.out and (answer.status == 0 or b"can't find '__main__' module" in answer.err)
+def _is_damaged(completed: Completed) -> bool:
+    """Check for a damaged agent: Python runs an empty file without output, and complains of a cut one before any of it has
+    run."""
+    return not completed.out and (completed.status == 0 or b"can't find '__main__' module" in completed.err)
 
 
-def _fault(answer: Completed, session: Session, question: Question, spent_s: float) -> Fault | None:
+def _fault(completed: Completed, session: Session, request: Request, spent_s: float) -> Fault | None:
     """Find what kept the agent from being run, or from its end, in the exit status and the last line."""
-    printed = _last_line(answer.err)
-    if _object(answer.out) is not None:
+    printed = _last_line(completed.err)
+    if _object(completed.out) is not None:
         return None
-    if answer.status == EXIT_NOT_STORED:
+    if completed.status == EXIT_NOT_STORED:
         fix = "free space below /var/lib" if "No space left" in printed else "make /var/lib writable"
         return Fault(DISK, f"the agent cannot be stored: {printed}", fix)
-    if answer.status == 127 and question.python in printed:
+    if completed.status == 127 and request.python in printed:
         return Fault(
-            PYTHON, f"{question.python} is not installed", "install Python 3.9 or newer, or name it by --python"
+            PYTHON, f"{request.python} is not installed", "install Python 3.9 or newer, or name it by --python"
         )
-    if answer.status == 1 and "needs Python 3.9" in printed:
+    if completed.status == 1 and "needs Python 3.9" in printed:
         return Fault(PYTHON, printed, "install Python 3.9 or newer beside it, and name it by --python")
-    if answer.status in (1, 127) and "sudo" in printed and not answer.out:
+    if completed.status in (1, 127) and "sudo" in printed and not completed.out:
         why = f"user {session.user} may not sudo without a password: {printed}"
-        return Fault(SUDO, why, session.to_be_root)
-    if answer.status in ENDED_STATUS and spent_s >= question.seconds:
-        return Fault(TIMEOUT, f"it took more than {question.seconds:.0f} s and was ended", "give it more --timeout")
-    if answer.status in ENDED_STATUS:
+        return Fault(SUDO, why, session.root_fix)
+    if completed.status in ENDED_STATUS and spent_s >= request.seconds:
+        return Fault(TIMEOUT, f"it took more than {request.seconds:.0f} s and was ended", "give it more --timeout")
+    if completed.status in ENDED_STATUS:
         return Fault(
             NO_ANSWER, f"the agent was killed after {spent_s:.0f} s", "look for an out-of-memory kill in its kernel log"
         )
     return None
 
 
-def _reply(answer: Completed, question: Question, agent: Agent) -> Reply:
-    found = _object(answer.out)
-    if found is None:
-        printed = _last_line(answer.err) or _last_line(answer.out) or "nothing"
+def _response(completed: Completed, request: Request, agent: Agent) -> Response:
+    record = _object(completed.out)
+    if record is None:
+        printed = _last_line(completed.err) or _last_line(completed.out) or "nothing"
         raise Fault(
             NO_ANSWER,
-            f"the agent ended with status {answer.status} and printed: {printed}",
+            f"the agent ended with status {completed.status} and printed: {printed}",
             "run it on the node by hand",
         )
     try:
-        checked = answer_to(question.command, answer.status, agent.sha, found)
+        checked = answer_to(request.command, completed.status, agent.sha, record)
     except NoAnswerError as error:
-        fix = f"run it on the node by hand: {question.python} {agent.path} {question.command}"
+        fix = f"run it on the node by hand: {request.python} {agent.path} {request.command}"
         raise Fault(NO_ANSWER, f"its output is not an answer of the agent: {plain(str(error)[:300])}", fix) from None
-    log = tuple(plain(line) for line in answer.err.decode(errors="replace").splitlines() if line.strip())
-    return Reply(answer.status, checked, log)
+    log = tuple(plain(line) for line in completed.err.decode(errors="replace").splitlines() if line.strip())
+    return Response(completed.status, checked, log)
 
 
 def _object(out: bytes) -> dict[str, Any] | None:
     """Return the JSON object in the last line; a login shell may have printed before it."""
     lines = out.strip().splitlines()
     try:
-        found = json.loads(lines[-1]) if lines else None
+        record = json.loads(lines[-1]) if lines else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def _last_line(text: bytes) -> str:

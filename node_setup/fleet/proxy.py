@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 
 from lustrain.problem import is_page
 
-ENDS_WITHIN_S = 2.0
-LOOKS_EVERY_S = 0.01
+STOP_TIMEOUT_S = 2.0
+POLL_INTERVAL_S = 0.01
 LONGEST_WORD = 2000
 
 
 class Proxy:
-    """The running program; `socket` is our end of the connection. OSError where it cannot be started."""
+    """This is the running program; `socket` is our end of the connection. OSError where it cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = tuple(command)
@@ -67,9 +67,9 @@ class Proxy:
                 return
             self.socket.close()
             _signal_group(self._process.pid, signal.SIGTERM)
-            end = time.monotonic() + ENDS_WITHIN_S
+            end = time.monotonic() + STOP_TIMEOUT_S
             while not self.ended and time.monotonic() < end:
-                time.sleep(LOOKS_EVERY_S)
+                time.sleep(POLL_INTERVAL_S)
             # Also for what it started, which may ignore SIGTERM and outlive it.
             _signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -1,4 +1,4 @@
-"""One run of a task: its nodes, connections and pace; every mistake is found before a node is reached."""
+"""One run of a task: its nodes, connections and concurrency; every mistake is reported before a node is contacted."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory, Source, inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import SECTION, Options, options
-from node_setup.fleet.pool import Outcome, Pace
+from node_setup.fleet.pool import Concurrency, Outcome
 from node_setup.fleet.protocol import Agent
-from node_setup.fleet.transport import Limits, Ways
-from node_setup.request import Tuning, checked, request_for
+from node_setup.fleet.transport import Connections, Limits
+from node_setup.request import Tuning, check_tuning, request_for
 
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What `prepare` found; `notes` are lines for the reader that concern no single node."""
+    """This is what `prepare` resolved; `notes` are lines for the reader that concern no single node."""
 
     options: Options
     inventory: Inventory
     tuning: Tuning
-    ways: Ways
-    pace: Pace
+    connections: Connections
+    concurrency: Concurrency
     agent: Agent
     notes: tuple[str, ...] = ()
 
-    def ask(self, command: str) -> list[Outcome]:
+    def call_agents(self, command: str) -> list[Outcome]:
         """Call every node's agent with one command."""
-        return self.each(f"node {command}", self.asker(command))
+        return self.run_on_nodes(f"node {command}", self.agent_call(command))
 
-    def asker(self, command: str) -> AgentCall:
-        """Asks one node's agent one command."""
+    def agent_call(self, command: str) -> AgentCall:
+        """Return the call of one command by one node's agent."""
         cluster = self.inventory.cluster
 
         def request(node: Node) -> Mapping[str, Any]:
@@ -56,9 +56,9 @@ class FleetRun:
 
         # This machine's own facts and plan are anybody's to read; only what changes it takes root.
         privileged = command == "tune" or not all(node.local for node in self.inventory.nodes)
-        return AgentCall(self.ways, self.agent, command, request, self.options.python, privileged)
+        return AgentCall(self.connections, self.agent, command, request, self.options.python, privileged)
 
-    def each(self, label: str, work: pool.Work) -> list[Outcome]:
+    def run_on_nodes(self, label: str, work: pool.Work) -> list[Outcome]:
         nodes = self.inventory.nodes
         names, bad = [node.name for node in nodes], 0
         with Progress(label, len(names), "nodes", waiting=names, brief=True) as progress:
@@ -68,10 +68,10 @@ class FleetRun:
                 bad += not one.good
                 progress.advance(note=f"{bad} not well" if bad else None, name=one.node.name)
 
-            return pool.run(nodes, work, self.ways, self.pace, count, progress.beat)
+            return pool.run(nodes, work, self.connections, self.concurrency, count, progress.beat)
 
     def close(self) -> None:
-        self.ways.stop()
+        self.connections.stop()
 
 
 def prepare(
@@ -79,47 +79,49 @@ def prepare(
     flags: Flags,
     tuning: Tuning,
     hosts: Hosts = (),
-    look: Callable[[Source], Inventory] = inventory,
+    list_nodes: Callable[[Source], Inventory] = inventory,
 ) -> FleetRun:
-    """UserError with every line that keeps the task from beginning; no node was reached by then."""
+    """Resolve flags into a run. UserError with every line that keeps the task from beginning; no node is contacted by then."""
     try:
-        return _prepare(context, flags, tuning, hosts, look)
+        return _prepare(context, flags, tuning, hosts, list_nodes)
     except KeyboardInterrupt:
         raise UserError("stopped by Ctrl-C before any node was contacted", FAILED) from None
 
 
-def _prepare(context: Any, flags: Flags, tuning: Tuning, hosts: Hosts, look: Callable[[Source], Inventory]) -> FleetRun:
+def _prepare(
+    context: Any, flags: Flags, tuning: Tuning, hosts: Hosts, list_nodes: Callable[[Source], Inventory]
+) -> FleetRun:
     config = context.config if isinstance(context.config, Config) else Config()
-    chosen = options(dict(config.get(SECTION) or {}), {**flags.options(), **_core(config, flags)})
+    chosen = options(dict(config.get(SECTION) or {}), {**flags.options(), **_fabric_timeouts(config, flags)})
     limit, serial, percent = flags.amounts()
-    found = look(_source(flags, hosts))
-    notes = list(found.notes)
-    if limit and limit < len(found.nodes):
-        notes.append(f"--limit: {limit} of {len(found.nodes)} nodes")
-        found = replace(found, nodes=found.nodes[:limit])
-    over_ssm = any(node.route.proxy for node in found.nodes)
-    pace = Pace(chosen.parallel(ssm=over_ssm), serial, percent, chosen.timeout_s, chosen.total_s)
+    selection = list_nodes(_source(flags, hosts))
+    notes = list(selection.notes)
+    if limit and limit < len(selection.nodes):
+        notes.append(f"--limit: {limit} of {len(selection.nodes)} nodes")
+        selection = replace(selection, nodes=selection.nodes[:limit])
+    over_ssm = any(node.route.proxy for node in selection.nodes)
+    concurrency = Concurrency(chosen.parallel(ssm=over_ssm), serial, percent, chosen.timeout_s, chosen.total_s)
     limits = Limits(chosen.connect_s, chosen.login_s, chosen.channel_s, chosen.retries)
     known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
-    wanted = checked(tuning, found.cluster)
-    agent = packed(here=any(node.local for node in found.nodes))
-    return FleetRun(chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
+    wanted = check_tuning(tuning, selection.cluster)
+    agent = packed_agent(here=any(node.local for node in selection.nodes))
+    return FleetRun(chosen, selection, wanted, Connections(known, limits, config), concurrency, agent, tuple(notes))
 
 
-def packed(*, here: bool = False) -> Agent:
-    """Return the agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
+def packed_agent(*, here: bool = False) -> Agent:
+    """Return the agent of this checkout; with `here` it runs from where it was packed, so that reading takes no root.
 
     UserError where its settings are wrong, OSError.
     """
-    path = _here() if here else None
+    path = _packed_path() if here else None
     content = path.read_bytes() if path else pack.archive()
     return Agent(content, hashlib.sha256(content).hexdigest(), str(path or AGENT))
 
 
-def _here() -> Path:
+def _packed_path() -> Path:
     """Return the packed agent's path; where the checkout is not ours to write, in a temporary folder that goes with us."""
     try:
-        return pack.packed()
+        return pack.pack_checkout()
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -136,7 +138,7 @@ def _source(flags: Flags, given: Hosts) -> Source:
         return source
     if source.nodes or source.hosts_file or source.local:
         raise UserError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them")
-    named = [_named(host) for host in given]
+    named = [_user_and_port(host) for host in given]
     hosts = [host.original_host for host in given]
     if len(set(named)) == 1:
         user, port = named[0]
@@ -149,8 +151,8 @@ def _source(flags: Flags, given: Hosts) -> Source:
     return replace(source, nodes=",".join(addresses))
 
 
-def _named(connection: Connection) -> tuple[str | None, int | None]:
-    """User and port as -H names them. What Fabric fills in where it names none must not overrule the Cluster."""
+def _user_and_port(connection: Connection) -> tuple[str | None, int | None]:
+    """Return user and port as -H names them. What Fabric fills in where it names none must not overrule the Cluster."""
     config = connection.config
     user = None if connection.user == config.user else str(connection.user)
     return user, None if connection.port == config.port else int(connection.port)
@@ -161,8 +163,8 @@ def _address(host: str, user: str | None, port: int | None) -> str:
     return (f"{user}@" if user else "") + shown + (f":{port}" if port else "")
 
 
-def _core(config: Config, flags: Flags) -> dict[str, Any]:
-    """Fabric's own -t and -T, where no flag of ours says more."""
+def _fabric_timeouts(config: Config, flags: Flags) -> dict[str, Any]:
+    """Return Fabric's own -t and -T, where no flag of ours says more."""
     connect = config.connect_kwargs.get("timeout") or config.timeouts.get("connect")
     command = config.timeouts.get("command")
     return {"connect_s": connect, "timeout_s": flags.timeout or command}

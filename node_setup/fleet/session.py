@@ -21,16 +21,16 @@ from node_setup.fleet.faults import LOST, NO_ANSWER, RUNS_ON, STOPPED, TIMEOUT, 
 from node_setup.fleet.proxy import Proxy
 
 KEEPALIVE_S = 5
-LOOKS_EVERY_S = 0.5
+POLL_INTERVAL_S = 0.5
 LONGEST_ANSWER = 16 << 20
 PIECE = 1 << 16
-ENDS_WITHIN_S = 1.5
-"""What the agent of this machine is given to stop where it can, before it is killed."""
+STOP_TIMEOUT_S = 1.5
+"""The agent of this machine has so long to stop by itself, before it is killed."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that ended; `status` is -1 where a signal ended it."""
+    """This is a command that ended; `status` is -1 where a signal ended it."""
 
     status: int
     out: bytes
@@ -38,14 +38,14 @@ class Completed:
 
 
 class Session(Protocol):
-    """`execute` has a shell run `command` and raises Fault; `root`: commands run as root, without sudo, and `to_be_root` is
-    what mends it where they may not."""
+    """A session runs commands on a node: `execute` has a shell run `command` and raises Fault. `root`: commands run as root
+    without sudo; `root_fix` is the fix where sudo refuses."""
 
     @property
     def root(self) -> bool: ...
 
     @property
-    def to_be_root(self) -> str: ...
+    def root_fix(self) -> str: ...
 
     @property
     def user(self) -> str: ...
@@ -56,7 +56,7 @@ class Session(Protocol):
 
 
 class SshSession:
-    """A Fabric connection with what belongs to it; closing it ends the program that carried it."""
+    """This is a Fabric connection with what belongs to it; closing it ends the program that carried it."""
 
     def __init__(self, connection: Connection, proxy: Proxy | None, stopped: threading.Event) -> None:
         self.connection = connection
@@ -69,7 +69,7 @@ class SshSession:
         return self.user == "root"
 
     @property
-    def to_be_root(self) -> str:
+    def root_fix(self) -> str:
         return f"let {self.user} use sudo with NOPASSWD, or log in as root by --user"
 
     @property
@@ -111,7 +111,7 @@ class SshSession:
             left = end - time.monotonic()
             if left <= 0 or self._stopped.is_set():
                 raise TimeoutError
-            channel.settimeout(min(left, LOOKS_EVERY_S))
+            channel.settimeout(min(left, POLL_INTERVAL_S))
             try:
                 piece = channel.recv(PIECE)
             except TimeoutError:
@@ -122,7 +122,7 @@ class SshSession:
                 err += channel.recv_stderr(PIECE)
             if len(out) + len(err) > LONGEST_ANSWER:
                 raise Fault(NO_ANSWER, f"its output is longer than {LONGEST_ANSWER >> 20} MiB", "look at what it runs")
-        channel.status_event.wait(max(LOOKS_EVERY_S, end - time.monotonic()))
+        channel.status_event.wait(max(POLL_INTERVAL_S, end - time.monotonic()))
         # paramiko's -1: the other side named no status. With the connection gone too, it is not known how the command ended.
         if channel.exit_status == -1 and not channel.get_transport().is_active():
             raise EOFError
@@ -131,7 +131,7 @@ class SshSession:
     def _broken(self, error: Exception, seconds: float, end: float) -> Fault:
         if self._stopped.is_set():
             # sshd lets a program without a terminal run on when its channel closes.
-            return Fault(STOPPED, RUNS_ON, "run it again: completed steps are found and skipped")
+            return Fault(STOPPED, RUNS_ON, "run it again: completed steps are skipped")
         if isinstance(error, TimeoutError) or time.monotonic() >= end:
             return Fault(
                 TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout, or find what hangs on the node"
@@ -141,7 +141,7 @@ class SshSession:
 
 
 def _send(channel: Any, stdin: bytes) -> None:
-    """All of the input, then its end. TimeoutError."""
+    """Send all of the input, then its end. TimeoutError."""
     try:
         channel.sendall(stdin)
         channel.shutdown_write()
@@ -153,7 +153,7 @@ def _send(channel: Any, stdin: bytes) -> None:
 
 
 class LocalSession:
-    """This machine, without SSH; what is stopped here is ended with all that it started."""
+    """This runs commands on this machine, without SSH; a stopped command is ended with all that it started."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped
@@ -163,7 +163,7 @@ class LocalSession:
         return os.geteuid() == 0
 
     @property
-    def to_be_root(self) -> str:
+    def root_fix(self) -> str:
         return f"run all of it as root: sudo {Path(sys.argv[0]).absolute()} …"
 
     @property
@@ -191,21 +191,21 @@ class LocalSession:
         while True:
             left = max(0.0, end - time.monotonic())
             try:
-                return process.communicate(left_to_send, min(left, LOOKS_EVERY_S))
+                return process.communicate(left_to_send, min(left, POLL_INTERVAL_S))
             except subprocess.TimeoutExpired:
                 left_to_send = None
-                if self._stopped.is_set() or left <= LOOKS_EVERY_S:
+                if self._stopped.is_set() or left <= POLL_INTERVAL_S:
                     raise TimeoutError from None
 
     def _broken(self, seconds: float, gone: bool) -> Fault:
         if not self._stopped.is_set():
             return Fault(TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout")
         why = "stopped while it ran; its agent was ended" if gone else RUNS_ON
-        return Fault(STOPPED, why, "run it again: completed steps are found and skipped")
+        return Fault(STOPPED, why, "run it again: completed steps are skipped")
 
 
 def _end(process: subprocess.Popen[bytes]) -> bool:
-    """Ask the command and all that it started to end, then kill what did not; whether that was ours to do."""
+    """Ask the command and all that it started to end, then kill what did not; return whether we were allowed to."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in _of_session(process.pid):
             try:
@@ -216,16 +216,16 @@ def _end(process: subprocess.Popen[bytes]) -> bool:
                 # Behind sudo it is root's.
                 return False
         with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=ENDS_WITHIN_S)
+            process.communicate(timeout=STOP_TIMEOUT_S)
     return True
 
 
 def _of_session(leader: int) -> list[int]:
     """List the processes of the session that `leader` began; not its process group, since timeout(1) makes one of its own."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):
             # After the name in parentheses: state, parent, group, session (proc(5)).
             if int(path.read_text().rpartition(")")[2].split()[3]) == leader:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

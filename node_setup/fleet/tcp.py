@@ -9,11 +9,12 @@ import socket
 import time
 
 SILENT_PEER_MS = 30_000
-"""After this long without an acknowledgement the kernel gives a connection up: a machine without power says no word."""
+"""After so long without an acknowledgement the kernel gives a connection up: a machine without power sends nothing."""
 
 
 class TcpSocket(socket.socket):
-    """Sends and acknowledges at once. The kernel leaves TCP_QUICKACK again by itself (tcp(7)): it is set at each read."""
+    """This socket sends and acknowledges at once. The kernel leaves TCP_QUICKACK again by itself (tcp(7)): it is set at each
+    read."""
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

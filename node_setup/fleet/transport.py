@@ -27,7 +27,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds to connect, for banner and login, to open a channel; and how often to connect again."""
+    """These are the seconds to connect, for banner and login, and to open a channel; and how often to connect again."""
 
     connect_s: float = 10
     login_s: float = 15
@@ -38,18 +38,19 @@ class Limits:
 
 
 class Deadline:
-    """A moment until which something must be done."""
+    """This is the moment until which something must be done."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._end = clock() + seconds
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         return max(0.0, self._end - self._clock())
 
 
-class Ways:
-    """What the connections of one run share: limits, host keys, jump hosts, and that all of them can be closed at once."""
+class Connections:
+    """This is what the connections of one run share: limits, host keys, jump hosts, and that all of them can be closed at
+    once."""
 
     def __init__(self, known_hosts: KnownHosts, limits: Limits | None = None, config: Config | None = None) -> None:
         self.limits = limits or Limits()
@@ -67,7 +68,7 @@ class Ways:
             try:
                 return LocalSession(self.stopped) if node.local else self._connect_once(node, deadline)
             except Fault as fault:
-                if not fault.passing or tried > self.limits.retries or wait >= deadline.left():
+                if not fault.passing or tried > self.limits.retries or wait >= deadline.remaining():
                     raise
             if self.stopped.wait(wait):
                 break
@@ -90,9 +91,9 @@ class Ways:
             jump.client.close()
 
     def _connect_once(self, node: Node, deadline: Deadline) -> Session:
-        if deadline.left() <= 0:
+        if deadline.remaining() <= 0:
             raise Fault(UNREACHABLE, "no time was left to reach it", "give it more --timeout")
-        seconds = min(deadline.left(), self.limits.connect_s)
+        seconds = min(deadline.remaining(), self.limits.connect_s)
         route = node.route
         connection = self._connection(node.address, route.user, route.port, seconds)
         session: SshSession | None = None
@@ -105,7 +106,7 @@ class Ways:
             # Not before it is one of those that stop() closes.
             if self.stopped.is_set():
                 raise Fault(STOPPED, "stopped before it was reached")
-            self._ready(connection, route.key, node.key_name)
+            self._configure(connection, route.key, node.key_name)
             if proxy is not None:
                 connection.connect_kwargs["sock"] = proxy.socket
             else:
@@ -113,7 +114,7 @@ class Ways:
                 connection.connect_kwargs["sock"] = self._wire(connection, jump, route.key, seconds)
             session.open(min(seconds, self.limits.channel_s))
         except BaseException as error:
-            fault = self._fault(error, proxy, connection, node, self._late(began, seconds))
+            fault = self._fault(error, proxy, connection, node, self._elapsed_if_late(began, seconds))
             if session is not None:
                 self.close(session)
             if fault is None:
@@ -129,7 +130,7 @@ class Ways:
         made.connect_kwargs = {name: value for name, value in made.connect_kwargs.items() if name != "timeout"}
         return made
 
-    def _ready(self, connection: Connection, key: str | None, recorded_as: str) -> None:
+    def _configure(self, connection: Connection, key: str | None, recorded_as: str) -> None:
         """Give a connection that is not open yet its limits, its key, and the host keys that it may meet."""
         options = connection.connect_kwargs
         options |= {"banner_timeout": self.limits.login_s, "auth_timeout": self.limits.login_s}
@@ -140,7 +141,8 @@ class Ways:
         self.known_hosts.trust(connection.client, shown_as, recorded_as)
 
     def _transport(self, *arguments: Any, **options: Any) -> Transport:
-        """Make what paramiko would; the exchange of keys has the time of the login, not paramiko's own 15 s."""
+        """Make the transport that paramiko would make; the exchange of keys has the time of the login, not paramiko's own 15
+        s."""
         made = Transport(*arguments, **options)
         made.handshake_timeout = self.limits.login_s
         return made
@@ -154,11 +156,11 @@ class Ways:
         return Proxy(("sh", "-c", f"exec {own}")) if own else None
 
     def _wire(self, connection: Connection, jump: str, key: str | None, seconds: float) -> Any:
-        """Return what a connection is carried by: TCP, or a channel from a jump host."""
+        """Return what carries a connection: TCP, or a channel from a jump host."""
         host, port = str(connection.host), int(connection.port)
-        return self._through(jump, key, (host, port), seconds) if jump else dial(host, port, seconds)
+        return self._open_through_jump(jump, key, (host, port), seconds) if jump else dial(host, port, seconds)
 
-    def _through(self, jump: str, key: str | None, address: tuple[str, int], seconds: float) -> Any:
+    def _open_through_jump(self, jump: str, key: str | None, address: tuple[str, int], seconds: float) -> Any:
         """Open a channel to `address` from a jump host, whose one connection is shared by all nodes behind it.
 
         `jump` may name several, separated by commas, in the order in which they are passed.
@@ -175,20 +177,20 @@ class Ways:
         before, _, last = jump.rpartition(",")
         host = parse_host(last.strip(), "reach.jump")
         connection = self._connection(host.address, host.route.user, host.route.port, seconds)
-        self._ready(connection, key, host.key_name)
+        self._configure(connection, key, host.key_name)
         began = time.monotonic()
         try:
             connection.connect_kwargs["sock"] = self._wire(connection, before, key, seconds)
             connection.open()
         except (OSError, SSHException, EOFError, ValueError) as error:
             connection.client.close()
-            late_s, path = self._late(began, seconds), str(self.known_hosts.path)
+            late_s, path = self._elapsed_if_late(began, seconds), str(self.known_hosts.path)
             fault = of_connecting(error, str(connection.user), late_s, path, host.key_name)
             raise Fault(fault.kind, f"jump host {last}: {fault.why}", fault.fix, passing=fault.passing) from None
         connection.transport.set_keepalive(KEEPALIVE_S)
         return connection
 
-    def _late(self, began: float, seconds: float) -> float | None:
+    def _elapsed_if_late(self, began: float, seconds: float) -> float | None:
         spent = time.monotonic() - began
         return spent if spent >= min(seconds, self.limits.login_s, self.limits.channel_s) - 0.2 else None
 

@@ -94,7 +94,7 @@ def test_submission_is_recorded_and_shown(request_to_print: RunRequest, tmp_path
     assert submit(request_to_print, BACKEND, tmp_path, {}, resume=False).lines == ("printed",)
     store = open_store(request_to_print.run)
     assert (runs.read_record(store, runs.SUBMITTED) or {})["printer"] == {"page": 7}
-    state = status.with_held_job(status.read(store), BACKEND.held_job(store.uri))
+    state = status.with_held_job(status.read(store, runs.read_record(store, REQUEST)), BACKEND.held_job(store.uri))
     assert status.lines(state)[0].endswith("held by Printer: a person has to release its job")
     assert {"page 7", "job 7 is held (paper jam); fix: pull"} <= set(status.lines(state))
 
@@ -131,7 +131,8 @@ def test_resume_through_a_link_is_refused(request_to_print: RunRequest, tmp_path
 def test_run_of_an_unknown_backend_can_still_be_read(request_to_print: RunRequest, tmp_path: Path) -> None:
     submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
     del backends.MODULES["printer"]
-    state = status.read(open_store(request_to_print.run))
+    store = open_store(request_to_print.run)
+    state = status.read(store, runs.read_record(store, REQUEST))
     assert json.dumps(state)
     assert backends.load(str(state["on"])) is None
     assert status.lines(state)

@@ -1,4 +1,4 @@
-"""A run that something on this machine still trains is not gone on with beside it."""
+"""What registering, reading and stopping a run do with its request record."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
 
-from launch import runs
+from launch import runs, tasks
 from launch.flags import TrainFlags
 from lustrain.problem import UserError
+from tests.checkpoint.stores import Asking
 from tests.launch.test_request import config, resolve
 from trainer.launch.journal import REQUEST
 
@@ -38,3 +40,19 @@ def test_resume_waits_for_a_launcher_that_lives(tmp_path: Path, host: str, words
             assert error.value.problems[0].path == "--resume"  # type: ignore[attr-defined]
         launcher.communicate(b"\n")
     runs.register_run(request, resume=True, files={})
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "resume"])
+def test_request_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
+    runs.register_run(request, resume=False, files={})
+    requests: list[tuple[str, str]] = []
+    counting = Asking(request.run, lambda verb, key: requests.append((verb, key)))
+    monkeypatch.setattr(runs, "open_store", lambda *args, **kwargs: counting)
+    if command == "resume":
+        runs.register_run(request, resume=True, files={})
+        assert ("stat", REQUEST) not in requests
+    else:
+        arguments = {"now": True} if command == "stop" else {}
+        getattr(tasks, command)(Context(), run=request.run, **arguments)
+    assert requests.count(("read", REQUEST)) == 1

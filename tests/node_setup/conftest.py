@@ -9,7 +9,7 @@ import pytest
 
 from node_setup import pack
 from node_setup.fleet.known_hosts import KnownHosts
-from node_setup.fleet.transport import Ways
+from node_setup.fleet.transport import Connections
 from tests.conftest import require
 from tests.node_setup.local_sshd import PATIENT, Sshd, can_run
 from tests.node_setup.meanwhile import Sleeper
@@ -37,8 +37,8 @@ def own_machine(tmp_path: Path) -> Iterator[Sshd]:
 
 
 @pytest.fixture
-def ways(tmp_path: Path) -> Iterator[Ways]:
-    made = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
+def connections(tmp_path: Path) -> Iterator[Connections]:
+    made = Connections(KnownHosts(str(tmp_path / "known")), PATIENT)
     yield made
     made.stop()
 

@@ -64,7 +64,7 @@ KERNEL_DEFAULTS = {
 
 def facts_of(name: str, wanted: Wanted | None = None) -> dict[str, Any]:
     """Facts of `p5`, `cpu`, `gaudi` or `login`; a fresh copy each time. Without `wanted` all that the settings ask for."""
-    return copy.deepcopy(_facts(name, wanted or catalog.wanted(catalog.load(), DOCUMENT)))
+    return copy.deepcopy(_facts(name, wanted or catalog.wanted_facts(catalog.load(), DOCUMENT)))
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def test_help_names_every_command_and_every_status(agent: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Path) -> None:
+def test_ordinary_user_may_plan_but_not_tune(agent: Path) -> None:
     require(os.geteuid() == 0, "root, to become an ordinary user")
     # The one that runs the tests may lie where an ordinary user cannot look.
     system = "/usr/bin/python3"
@@ -109,7 +109,7 @@ def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Pat
 
 
 @pytest.mark.slow
-def test_a_broken_agent_answers_in_json_with_the_place_and_no_traceback(agent: Path, tmp_path: Path) -> None:
+def test_broken_agent_answers_in_json_with_the_place(agent: Path, tmp_path: Path) -> None:
     import zipfile
 
     broken = tmp_path / "agent.pyz"
@@ -194,7 +194,7 @@ def _wait_until_reading(pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_modules_are_used_by_the_agent_and_the_python_that_they_are_of(agent: Path, tmp_path: Path) -> None:
+def test_compiled_modules_serve_their_own_agent_and_python(agent: Path, tmp_path: Path) -> None:
     require(os.geteuid() == 0, "root, for a /run of its own")
     copy = tmp_path / "agent.pyz"
     copy.write_bytes(agent.read_bytes())

@@ -18,10 +18,10 @@ from node_setup.allreduce.programs import UNNAMED, Programs, libraries
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
-from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.run import FleetRun
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from node_setup.request import Tuning
 from tests.node_setup.local_sshd import PATIENT, Sshd
 from tests.node_setup.meanwhile import Sleeper
@@ -80,14 +80,14 @@ def two(machine: Sshd, **second: Any) -> list[Outcome]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[[str], FleetRun]]:
-    ways = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
+    connections = Connections(KnownHosts(str(tmp_path / "known")), PATIENT)
 
     def made(backend: str) -> FleetRun:
         found = Inventory((), described(backend) if backend else None)
-        return FleetRun(Options(timeout_s=280), found, Tuning(), ways, Pace(), Agent(b"", ""))
+        return FleetRun(Options(timeout_s=280), found, Tuning(), connections, Concurrency(), Agent(b"", ""))
 
     yield made
-    ways.stop()
+    connections.stop()
 
 
 def test_slurm_is_asked_on_its_controller_by_host_names(machine: Sshd, launcher: Any, run: Any, tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_slurm_is_asked_on_its_controller_by_host_names(machine: Sshd, launcher:
     ]
     (found,) = reduced(run("hyperpod-slurm"), outcomes)
     assert found.measured is not None
-    assert found.measured.together.busbw is not None
+    assert found.measured.all_nodes.busbw is not None
     said = log.read_text()
     assert said.startswith(f" {machine.folder}/bin/srun --nodes=2 --nodelist=ip-1,ip-2 --exclusive")
     assert any(line.startswith("all-reduce of train: ") for line in lines([found]))
-    assert as_json([found])[0]["together"]["busbw"] == found.measured.together.busbw
+    assert as_json([found])[0]["together"]["busbw"] == found.measured.all_nodes.busbw
 
 
 def test_without_slurm_the_first_node_calls_the_others(machine: Sshd, launcher: Any, run: Any) -> None:
@@ -110,7 +110,7 @@ def test_without_slurm_the_first_node_calls_the_others(machine: Sshd, launcher: 
     (found,) = reduced(run("machines"), two(machine))
     assert f"{machine.folder}/bin/mpirun --host 127.0.0.1:8,127.0.0.2:8 -np 16" in log.read_text()
     assert found.measured is not None
-    assert (found.measured.together.status, found.good) == ("failed", False)
+    assert (found.measured.all_nodes.status, found.good) == ("failed", False)
     assert "status 1" in found.why[0]
 
 
@@ -146,7 +146,7 @@ def test_a_node_with_a_job_or_nobody_knows_is_not_disturbed(
 
 
 @pytest.mark.parametrize("missing", ["mpirun", "all_reduce_perf"])
-def test_without_its_programs_nothing_is_launched_and_that_is_no_pass(
+def test_missing_programs_launch_nothing_and_do_not_pass(
     machine: Sshd, launcher: Any, run: Any, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     log = launcher(RECORDED / "p5-2-nodes-srun.txt")
@@ -157,7 +157,7 @@ def test_without_its_programs_nothing_is_launched_and_that_is_no_pass(
     assert found.why[0].startswith(f"not run: no {missing} on n1, in PATH or /nowhere/*; fix: install it")
 
 
-def test_the_newest_test_in_a_known_place_is_taken_and_a_named_one_before_it(
+def test_named_nccl_test_precedes_the_newest_known_one(
     machine: Sshd, launcher: Any, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     log = launcher(RECORDED / "p5-2-nodes-srun.txt")
@@ -185,7 +185,7 @@ def test_only_a_test_beside_its_cuda_gets_a_search_path() -> None:
 
 
 @pytest.mark.parametrize(("left", "limit"), [(150, 142), (3000, 280)])
-def test_it_has_what_is_left_of_the_time_for_all_nodes_and_no_more(
+def test_all_reduce_gets_only_the_remaining_time(
     machine: Sshd, launcher: Any, run: Any, left: float, limit: int
 ) -> None:
     log = launcher(RECORDED / "p5-2-nodes-srun.txt")

@@ -29,7 +29,7 @@ EFA, OLDER_EFA = recorded("nccl-2.27-efa.log"), recorded("nccl-2.23-p5en-efa.log
 SOCKETS = recorded("p5-2-nodes-srun.txt", "nccl-2.20-sockets.log")
 
 
-def test_rows_are_read_without_the_labels_of_srun_and_mpirun_and_with_a_gap() -> None:
+def test_rows_are_read_despite_labels_and_gaps() -> None:
     assert (SRUN.at(8589934592), len(SRUN.rows)) == (Bandwidth(8589934592, 479.28, 478.95, 0), 8)
     assert [row.bytes for row in TAGGED.rows] == [0, *(2**exponent for exponent in range(26, 32))]
     assert recorded("2.20-two-nodes.txt").at(65536) == Bandwidth(65536, 0.96, 1.01, 0)
@@ -45,7 +45,7 @@ def test_what_was_not_checked_is_not_called_right(output: Output, wrong: list[in
     assert output.out_of_bounds in (None, 0)
 
 
-def test_nccl_says_which_network_it_took_in_the_older_wording_too() -> None:
+def test_network_is_read_from_older_nccl_output_too() -> None:
     assert EFA.networks == {"llama-3-8b-node-0-0": {"Libfabric"}}
     assert EFA.providers == {"llama-3-8b-node-0-0": {("efa", 1)}}
     assert OLDER_EFA.providers == {"8h200-3": {("efa", 16)}}
@@ -82,7 +82,7 @@ EARLY = "it ended before 8589934592 bytes, after 2147483648"
         (SRUN, "p5.48xlarge", 16, 0, "unmeasured", ""),
     ],
 )
-def test_a_run_is_judged_by_its_results_its_network_and_the_published_floor_of_its_type(
+def test_run_is_judged_by_results_network_and_floor(
     output: Output, kind: str, nodes: int, efa: int, status: str, why: str
 ) -> None:
     verdict = judge(output, kind, nodes, efa)

@@ -55,7 +55,7 @@ P5, P5EN = "p5.48xlarge", "p5en.48xlarge"
         *((NODES[:3], P5, {dead: 0.0}, "failed", (dead,), None, "") for dead in NODES[:3]),
     ],
 )
-def test_the_node_that_holds_back_the_others_is_named_in_few_rounds_of_pairs(
+def test_slow_node_is_named_in_few_rounds_of_pairs(
     nodes: list[str],
     kind: str,
     slow: dict[str, float],
@@ -66,7 +66,7 @@ def test_the_node_that_holds_back_the_others_is_named_in_few_rounds_of_pairs(
 ) -> None:
     fleet = Fleet(slow, kind)
     said = measure(nodes, kind, 0, fleet)
-    assert (said.together.status, said.suspects.culprits) == (status, culprits)
+    assert (said.all_nodes.status, said.suspects.culprits) == (status, culprits)
     assert fleet.rounds == (rounds or fleet.rounds)
     assert said.ended.startswith(ended)
     assert bool(said.ended) == bool(ended)
@@ -108,7 +108,7 @@ def run(nodes: list[str], bad: set[str]) -> tuple[Suspects, int]:
 
 
 @given(st.integers(0, 24))
-def test_a_tournament_has_every_pair_once_and_nobody_twice_in_a_round(size: int) -> None:
+def test_tournament_has_every_pair_once_and_no_node_twice(size: int) -> None:
     nodes = SOME[:size]
     rounds = tournament(nodes)
     assert sorted(map(sorted, (pair for pairs in rounds for pair in pairs))) == sorted(

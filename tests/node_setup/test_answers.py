@@ -1,4 +1,4 @@
-"""A reply that is none of our agent's is that node's trouble, and costs no other node its report."""
+"""An answer that is none of our agent's is that node's trouble, and costs no other node its report."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import FAILED
-from node_setup import report, verify_report
+from node_setup import report
 from node_setup.answers import NoAnswerError, answer_to
-from node_setup.differences import odd_ones
+from node_setup.differences import find_differences
 from node_setup.fleet.agent_call import AgentCall
 from node_setup.fleet.faults import NO_ANSWER, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
-from node_setup.fleet.pool import ANSWERED, Outcome, Pace, run
-from node_setup.fleet.protocol import Agent, Question, Traffic, ask
+from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome, run
+from node_setup.fleet.protocol import Agent, Request, Traffic, send_request
 from node_setup.fleet.session import Completed
-from node_setup.fleet.transport import Ways
+from node_setup.fleet.transport import Connections
 from tests.node_setup.test_protocol import Said
 
 SHA = "a" * 64
@@ -82,20 +82,21 @@ def test_what_our_agent_says_is_an_answer(command: str, status: int, result: dic
 )
 def test_what_is_not_is_no_answer_and_no_node_in_order(command: str, result: dict[str, Any], why: str) -> None:
     with pytest.raises(Fault) as caught:
-        ask(printing(json.dumps(result).encode()), OURS, Question(command), Traffic())
+        send_request(printing(json.dumps(result).encode()), OURS, Request(command), Traffic())
     assert (caught.value.kind, why in caught.value.why, bool(caught.value.fix)) == (NO_ANSWER, True, True), caught.value
 
 
 def test_half_a_surrogate_pair_in_a_files_name_costs_no_report() -> None:
     row = {**ROW, "found": "\udcff"}
-    reply = ask(printing(json.dumps({**FINE, "rows": [row]}).encode()), OURS, Question("plan"), Traffic())
-    assert [one.found for one in reply.answer.rows or ()] == ["?"]
+    response = send_request(printing(json.dumps({**FINE, "rows": [row]}).encode()), OURS, Request("plan"), Traffic())
+    assert [one.current for one in response.answer.rows or ()] == ["?"]
+    assert response.answer.to_json()["rows"] == [{**row, "found": "?"}]
 
 
 @pytest.mark.parametrize("depth", [300, 900, 100_000])
 def test_levels_without_end_are_no_answer(depth: int) -> None:
     with pytest.raises(Fault) as caught:
-        ask(printing(levels(depth)), OURS, Question("plan"), Traffic())
+        send_request(printing(levels(depth)), OURS, Request("plan"), Traffic())
     assert caught.value.kind == NO_ANSWER
 
 
@@ -104,12 +105,14 @@ def test_one_bad_reply_leaves_the_others_their_report(tmp_path: Path) -> None:
     bad = [b"{}", b'{"rows": [{}]}', levels(100_000), b"[]", b"nonsense", b"", b'{"version": 1, "rows": [1]}']
     said = dict(enumerate([good, *bad, good]))
     nodes = [Node(f"n{number}", "-") for number in said]
-    ways = Ways(KnownHosts(str(tmp_path / "known")))
-    ways.connect = lambda node, deadline: printing(said[int(node.name[1:])])  # type: ignore[method-assign]
-    outcomes = run(nodes, AgentCall(ways, OURS, "tune", lambda node: {}), ways, Pace(), lambda one: None)
+    connections = Connections(KnownHosts(str(tmp_path / "known")))
+    connections.connect = lambda node, deadline: printing(said[int(node.name[1:])])  # type: ignore[method-assign]
+    outcomes = run(
+        nodes, AgentCall(connections, OURS, "tune", lambda node: {}), connections, Concurrency(), lambda one: None
+    )
     assert [one.kind for one in outcomes] == [ANSWERED, *[NO_ANSWER] * len(bad), ANSWERED]
     assert report.exit_code(outcomes) == FAILED
-    lines = report.tuned(outcomes, check=False)
+    lines = report.tune_lines(outcomes, check=False)
     assert lines[-1] == f"9 nodes: {len(bad)} no answer, 2 in order"
 
 
@@ -128,9 +131,7 @@ PARTS = ["rows", "errors", "lint", "results", "reboot", "unplanned", "boot", "re
     st.sampled_from([0, 1, 2, 4]),
     st.dictionaries(st.sampled_from(PARTS), ANY),
 )
-def test_of_whatever_passes_for_an_answer_every_report_can_be_made(
-    command: str, status: int, parts: dict[str, Any]
-) -> None:
+def test_every_accepted_answer_can_be_reported(command: str, status: int, parts: dict[str, Any]) -> None:
     base = {"facts": FACTS, "plan": FINE, "verify": VERIFIED}[command]
     try:
         answer = answer_to(command, status, SHA, {**base, **parts})
@@ -138,12 +139,10 @@ def test_of_whatever_passes_for_an_answer_every_report_can_be_made(
         return
     outcomes = [Outcome(Node("n1", "n1"), ANSWERED, status=status, answer=answer)]
     lines = {
-        "facts": lambda: report.facts(outcomes),
-        "plan": lambda: report.tuned(outcomes, check=True) + report.rebooted(outcomes),
-        "verify": lambda: (
-            verify_report.lines(outcomes, verify_report.odd(outcomes)) + verify_report.drain_lines(outcomes)
-        ),
+        "facts": lambda: report.facts_lines(outcomes),
+        "plan": lambda: report.tune_lines(outcomes, check=True) + report.reboot_lines(outcomes),
+        "verify": lambda: report.verify_lines(outcomes, report.differences(outcomes)) + report.drain_lines(outcomes),
     }[command]()
     assert all(isinstance(line, str) for line in lines)
     json.dumps(report.as_json("node-x", outcomes, report.exit_code(outcomes)), indent=1)
-    odd_ones({"a": answer.facts_digest or {}}, {})
+    find_differences({"a": answer.facts_digest or {}}, {})

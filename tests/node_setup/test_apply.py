@@ -87,7 +87,7 @@ NO = {"a": "/etc/a: Read-only file system", "b": "/etc/a: Read-only file system"
     ],
     ids=["files come first", "a shared file", "units are read in again", "a failure of two", "the rest of a step"],
 )
-def test_each_action_is_done_once_in_its_order_and_what_fails_is_said_of_each_setting_that_wanted_it(
+def test_action_runs_once_and_fails_each_setting_that_needs_it(
     steps: list[Step], broken: str, deeds: list[Deed], troubles: dict[str, str]
 ) -> None:
     host = RecordingHost(frozenset({broken}))
@@ -121,9 +121,7 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.frozensets(st.sampled_from(["/w1", "/w2", "/p1", "p", "q", "systemctl"])))
-def test_whatever_the_steps_no_action_is_done_twice_and_every_failure_has_its_reason(
-    steps: list[Step], broken: frozenset[str]
-) -> None:
+def test_no_action_runs_twice_and_every_failure_has_a_reason(steps: list[Step], broken: frozenset[str]) -> None:
     host = RecordingHost(broken)
     troubles = apply(host, steps, silent)
     once = [deed for deed in host.deeds if deed not in RELOADS]
@@ -135,7 +133,7 @@ def test_whatever_the_steps_no_action_is_done_twice_and_every_failure_has_its_re
     assert set(troubles) <= {key(one) for one in steps}
 
 
-def test_a_value_that_the_kernel_does_not_take_is_told_by_its_error(tmp_path: Path) -> None:
+def test_value_refused_by_the_kernel_reports_its_error(tmp_path: Path) -> None:
     os.symlink("/dev/full", tmp_path / "full")
     steps = [step("gone", RUNTIME, Put("/nowhere", "1")), step("full", RUNTIME, Put("/full", "1"))]
     troubles = apply(Host(str(tmp_path)), steps, silent)
@@ -199,7 +197,7 @@ MOUNT = Run(("mount", "/fsx"), tries=3)
         (MOUNT, 9, "mount: refused", False, 6),
     ],
 )
-def test_a_program_whose_lock_another_has_or_that_may_fail_is_run_again_so_often_and_no_more(
+def test_busy_or_failing_program_is_retried_up_to_its_limit(
     action: Run, calls: int, said: str, done: bool, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node_setup.agent.run.apply.AGAIN_S", 0.01)

@@ -15,7 +15,7 @@ from node_setup.agent import owned
 from node_setup.agent.host import Host
 from node_setup.agent.run import lock
 from node_setup.agent.run.apply import sweep
-from node_setup.agent.run.lock import BusyError, held
+from node_setup.agent.run.lock import BusyError, hold
 from tests.processes import alive, children_of, command_line, wait_until
 from tests.seeds import chance
 
@@ -36,8 +36,8 @@ while True:
 _HOLDER = """
 import sys, time
 from node_setup.agent.host import Host
-from node_setup.agent.run.lock import held
-with held(Host(sys.argv[1]), 1.0):
+from node_setup.agent.run.lock import hold
+with hold(Host(sys.argv[1]), 1.0):
     print("held", flush=True)
     time.sleep(3600)
 """
@@ -45,10 +45,10 @@ _AGENT = """
 import sys
 from node_setup.agent.run.apply import apply
 from node_setup.agent.host import Host
-from node_setup.agent.run.lock import held
+from node_setup.agent.run.lock import hold
 from node_setup.agent.model import RUNTIME, Run, Step
 host, lend = Host(sys.argv[1]), sys.argv[2] == "changes"
-with held(host, 1.0) as lock:
+with hold(host, 1.0) as lock:
     print("begun", flush=True)
     if lend:
         with host.lending(lock):
@@ -74,7 +74,7 @@ def _said(child: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
-def test_a_writer_killed_at_any_moment_leaves_whole_files_and_the_next_apply_tidies_up(tmp_path: Path) -> None:
+def test_killed_writer_leaves_whole_files_for_the_next_apply(tmp_path: Path) -> None:
     host, moments, left = Host(str(tmp_path)), chance("kills of a writer"), 0
     paths = (owned.SYSCTL, owned.TUNING, owned.SLURMD)
     for _ in range(KILLS):
@@ -93,9 +93,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_and_the_next_apply_tid
     assert [str(path) for path in tmp_path.rglob("*.lustrain")] == []
 
 
-def test_a_file_is_on_the_disk_before_its_name_is_and_its_name_before_the_write_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_synced_before_its_name_and_its_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here; the order of the calls is what ext4 and XFS ask of whoever wants to find old or new after that."""
     calls: list[tuple[str, str]] = []
     fsync, replace = os.fsync, os.replace
@@ -119,9 +117,7 @@ def test_a_file_is_on_the_disk_before_its_name_is_and_its_name_before_the_write_
     assert calls == [("sync", "folder")]
 
 
-def test_the_lock_is_roots_names_its_holder_is_waited_for_and_goes_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_is_roots_names_its_holder_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, child, pauses = Host(str(tmp_path)), _child(_HOLDER, str(tmp_path)), []
 
     def pause(seconds: float) -> None:
@@ -129,10 +125,10 @@ def test_the_lock_is_roots_names_its_holder_is_waited_for_and_goes_with_it(
         _kill(child)
 
     assert _said(child) == "held"
-    with pytest.raises(BusyError, match=rf"pid {child.pid} since 20\d\d-.*; fix: "), held(host, 0.0):
+    with pytest.raises(BusyError, match=rf"pid {child.pid} since 20\d\d-.*; fix: "), hold(host, 0.0):
         pass
     monkeypatch.setattr("node_setup.agent.run.lock.time.sleep", pause)
-    with held(host, 300.0):
+    with hold(host, 300.0):
         assert pauses == [lock.POLL_S]
         assert (host.read(owned.LOCK) or "").startswith(f"pid {os.getpid()} since ")
         assert host.path(owned.LOCK).stat().st_mode & 0o777 == 0o600
@@ -148,12 +144,10 @@ def killed_agent(root: Path, what: str) -> tuple[int, int]:
     return child.pid, program
 
 
-def test_what_a_killed_agent_had_started_to_change_the_node_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_of_a_killed_agent_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid, program = killed_agent(tmp_path, "changes")
     busy = rf"a program that a killed agent started still changes this node: pid {pid} since .*; fix: "
-    with pytest.raises(BusyError, match=busy), held(Host(str(tmp_path)), 0.0):
+    with pytest.raises(BusyError, match=busy), hold(Host(str(tmp_path)), 0.0):
         pass
     pauses: list[float] = []
 
@@ -163,12 +157,12 @@ def test_what_a_killed_agent_had_started_to_change_the_node_is_waited_for(
             os.kill(program, signal.SIGKILL)
 
     monkeypatch.setattr("node_setup.agent.run.lock.time.sleep", pause)
-    with held(Host(str(tmp_path)), 300.0):
+    with hold(Host(str(tmp_path)), 300.0):
         assert pauses
 
 
-def test_what_only_looks_holds_nobody_up_when_its_agent_is_killed(tmp_path: Path) -> None:
+def test_read_only_program_of_a_killed_agent_holds_no_lock(tmp_path: Path) -> None:
     _, program = killed_agent(tmp_path, "looks")
-    with held(Host(str(tmp_path)), 0.0):
+    with hold(Host(str(tmp_path)), 0.0):
         assert alive(program)
     os.kill(program, signal.SIGKILL)

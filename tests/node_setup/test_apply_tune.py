@@ -14,8 +14,8 @@ from lustrain.problem import UserError
 from node_setup.agent import owned
 from node_setup.agent.host import Done
 from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_REFUSED, Request
-from node_setup.agent.run.lock import held
-from node_setup.agent.run.outcome import fallen
+from node_setup.agent.run.lock import hold
+from node_setup.agent.run.outcome import stopped_services
 from node_setup.agent.run.tune import check, tune
 from node_setup.agent.settings import catalog
 from node_setup.agent.wire.identity import Identity
@@ -109,9 +109,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items() if name != owned.LOCK}
 
 
-def test_the_first_tune_changes_what_the_plan_said_and_the_second_nothing_and_drift_is_undone(
-    host: BareHost, root: Path
-) -> None:
+def test_tune_follows_its_plan_is_idempotent_and_undoes_drift(host: BareHost, root: Path) -> None:
     before = contents(root)
     planned, code = check(host, Request(), NOBODY)
     assert (code, contents(root)) == (EXIT_DRIFT, before)
@@ -149,14 +147,14 @@ def test_a_mistake_in_the_request_does_nothing(host: BareHost, root: Path) -> No
     assert contents(root) == before
 
 
-def test_a_value_that_did_not_take_is_a_failure_though_nothing_complained(root: Path) -> None:
+def test_value_that_did_not_take_is_a_failure(root: Path) -> None:
     result, code = only(DeafHost(root), MAPS_ID)
     row = failed(result)
     assert (code, row["part"], row["found"], row["wanted"]) == (EXIT_FAILED, "runtime", "65530", "524288")
     assert row["why"] == "it is 65530 now, wanted 524288"
 
 
-def test_a_file_that_cannot_be_written_is_a_row_with_the_kernels_reason_and_the_rest_is_done(root: Path) -> None:
+def test_unwritable_file_is_a_row_and_the_rest_is_applied(root: Path) -> None:
     result, code = only(StubbornHost(root), MAPS_ID)
     assert code == EXIT_FAILED
     assert by_status(result) == {"failed": {(MAPS_ID, "persisted")}, "changed": {(MAPS_ID, "runtime")}}
@@ -164,13 +162,13 @@ def test_a_file_that_cannot_be_written_is_a_row_with_the_kernels_reason_and_the_
     assert result["errors"] == [{"where": "report", "why": f"{owned.REPORT}: Read-only file system"}]
 
 
-def test_a_report_that_cannot_be_kept_is_a_failure_though_every_setting_took(root: Path) -> None:
+def test_unwritable_report_is_a_failure(root: Path) -> None:
     result, code = only(ForgetfulHost(root), MAPS_ID)
     assert set(by_status(result)) == {"changed"}
     assert (code, [one["where"] for one in result["errors"]]) == (EXIT_FAILED, ["report"])
 
 
-def test_a_foreign_file_that_wins_at_boot_is_drift_and_no_success(host: BareHost, root: Path) -> None:
+def test_foreign_file_that_wins_at_boot_is_drift(host: BareHost, root: Path) -> None:
     only(host, MAPS_ID)
     foreign = root / "etc/sysctl.d/99-zz.conf"
     foreign.write_text("vm.max_map_count = 65530\n")
@@ -190,7 +188,7 @@ def test_a_foreign_file_that_wins_at_boot_is_drift_and_no_success(host: BareHost
         ("gpu.nvidia-uvm", "should", (EXIT_IN_SYNC, EXIT_IN_SYNC)),
     ],
 )
-def test_what_nobody_could_read_is_told_and_fails_only_where_it_must_be(
+def test_unreadable_setting_fails_only_where_it_is_a_must(
     setting: str, severity: str, codes: tuple[int, int], host: BareHost
 ) -> None:
     """This machine has no table of a PCI bus, so that nobody can say whether it has GPUs."""
@@ -201,7 +199,7 @@ def test_what_nobody_could_read_is_told_and_fails_only_where_it_must_be(
         assert [(row["status"], row["severity"]) for row in result["rows"]] == [("unknown", severity)]
 
 
-def test_what_only_became_possible_by_the_first_round_is_done_in_the_next(root: Path) -> None:
+def test_step_enabled_by_the_first_round_is_applied_next(root: Path) -> None:
     (root / WATCHES).unlink()
     result, code = only(GrowingHost(root), MAPS_ID, WATCHES_ID)
     assert (code, result["unplanned"]) == (EXIT_IN_SYNC, [])
@@ -216,9 +214,7 @@ def test_what_differs_afterwards_though_no_step_said_so_is_told(root: Path) -> N
     assert (code, result["unplanned"]) == (EXIT_FAILED, told)
 
 
-def test_the_last_apply_is_on_record_and_a_pass_without_changes_does_not_touch_it_and_what_a_killed_agent_left_goes(
-    host: BareHost, root: Path
-) -> None:
+def test_last_apply_is_recorded_and_leftovers_are_removed(host: BareHost, root: Path) -> None:
     left = f"{Path(owned.SYSCTL).parent}/.{Path(owned.SYSCTL).name}.00112233.lustrain"
     host.write(left, "half")
     lines: list[str] = []
@@ -258,7 +254,7 @@ def test_a_job_on_a_node_in_sync_is_no_reason_to_refuse(host: BareHost, root: Pa
 
 
 def test_a_second_agent_waits_its_time_and_then_names_the_first(host: BareHost, root: Path) -> None:
-    with held(host, 0.0):
+    with hold(host, 0.0):
         result, code = only(BareHost(root), MAPS_ID)
     assert code == EXIT_REFUSED
     assert result["refused"].startswith("another agent changes this node: pid ")
@@ -319,7 +315,7 @@ def test_a_slurmd_that_comes_back_is_changed(tmp_path: Path) -> None:
     assert {row["part"]: row["status"] for row in result["rows"]}["runtime"] == "changed"
 
 
-def test_a_slurmd_that_is_gone_after_its_restart_is_failed_and_one_that_had_failed_before_keeps_no_node_from_its_boot(
+def test_slurmd_gone_after_restart_fails_but_not_one_down_before(
     tmp_path: Path,
 ) -> None:
     host = SlurmHost(tmp_path, comes_back=False)
@@ -346,5 +342,5 @@ def test_a_slurmd_that_is_gone_after_its_restart_is_failed_and_one_that_had_fail
 )
 def test_only_what_ran_before_can_be_gone(before: str, after: str, gone: bool) -> None:
     was, now = ({"services": {"a.service": {"active": state}}} for state in (before, after))
-    assert fallen(was, now) == ({"a.service": after} if gone else {})
-    assert fallen(was, {"services": None}) == {}, "systemd does not tell"
+    assert stopped_services(was, now) == ({"a.service": after} if gone else {})
+    assert stopped_services(was, {"services": None}) == {}, "systemd does not tell"

@@ -22,7 +22,7 @@ from node_setup.agent.kinds.lustre.lnet_efa import lnet_unit
 from node_setup.agent.kinds.lustre.mount import MountSpec
 from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
 from node_setup.agent.run.boot import boot, judge, lnet, stored_request
-from node_setup.agent.run.lock import held
+from node_setup.agent.run.lock import hold
 from node_setup.agent.run.tune import tune
 from node_setup.agent.wire.identity import Identity
 from tests.conftest import require
@@ -66,7 +66,7 @@ def text(document: dict[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, indent=1) + "\n"
 
 
-def test_a_node_that_boots_ends_byte_by_byte_as_one_tuned_over_ssh_and_so_does_its_second_boot_without_the_bundle(
+def test_boot_ends_byte_identical_to_a_tune_over_ssh(
     tmp_path: Path,
 ) -> None:
     root, identity = tmp_path / "booted", bundle(tmp_path / "bundle", text(DOCUMENT))
@@ -84,7 +84,7 @@ def test_a_node_that_boots_ends_byte_by_byte_as_one_tuned_over_ssh_and_so_does_i
     assert state(root) == before
 
 
-def test_what_lies_beside_the_agent_comes_before_what_the_node_kept(tmp_path: Path) -> None:
+def test_document_beside_the_agent_precedes_the_stored_one(tmp_path: Path) -> None:
     host = machine(tmp_path / "node")
     boot(host, bundle(tmp_path / "old", text({**DOCUMENT, "cluster": "old"})), silent)
     request, where = stored_request(host, bundle(tmp_path / "new", text(DOCUMENT)))
@@ -154,12 +154,10 @@ def test_the_log_names_the_setting_that_failed_and_why() -> None:
     assert lines == ["failed: sysctl.x (must) /x: it says no", "this node may take no jobs: sysctl.x"]
 
 
-def test_a_boot_that_never_gets_the_lock_fails_and_names_its_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boot_without_the_lock_fails_and_names_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node_setup.agent.run.boot.WAIT_S", 0.2)
     host, lines = machine(tmp_path), list[str]()
-    with held(host, 0.0):
+    with hold(host, 0.0):
         assert boot(BareHost(tmp_path), Identity(), lines.append)[1] == 1
     assert any(line.startswith("nothing done: another agent changes this node: pid ") for line in lines)
 
@@ -194,7 +192,7 @@ def in_place(**changes: Any) -> dict[str, Any]:
     ],
     ids=["all in place", "a checkout installs no agent", "no systemd", "systemd unknown"],
 )
-def test_where_there_is_nothing_to_do_or_no_systemd_no_step_is_planned(facts: dict[str, Any], status: str) -> None:
+def test_no_step_is_planned_when_in_sync_or_without_systemd(facts: dict[str, Any], status: str) -> None:
     [only] = agent_plan(facts)
     assert isinstance(only, Remark)
     assert only.status == status
@@ -223,10 +221,10 @@ def test_what_differs_of_the_installed_agent_is_put_right(
 ) -> None:
     [only] = agent_plan(in_place(**change))
     assert isinstance(only, Step)
-    assert (only.target, only.found, only.actions) == (target, found, actions)
+    assert (only.target, only.current, only.actions) == (target, found, actions)
 
 
-def test_no_job_comes_before_the_unit_which_waits_for_what_it_tunes_and_is_tried_again_some_times() -> None:
+def test_boot_unit_precedes_jobs_and_is_retried() -> None:
     lines: dict[str, str] = {}
     for name, _, value in (line.partition("=") for line in BOOT_UNIT.splitlines()):
         lines[name] = f"{lines.get(name, '')} {value}".strip()
@@ -274,7 +272,7 @@ MOUNTED = "10.0.0.5@tcp:/abcd /fsx lustre rw,noatime,flock 0 0\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm"])
-def test_a_mount_that_others_make_late_is_waited_for_and_all_else_is_done_before(backend: str, tmp_path: Path) -> None:
+def test_late_mount_is_waited_for_after_everything_else(backend: str, tmp_path: Path) -> None:
     host, lines = machine(tmp_path / "node"), list[str]()
     (tmp_path / "node" / MOUNTS).write_text("tmpfs /run tmpfs rw 0 0\n")
 
@@ -291,7 +289,7 @@ def test_a_mount_that_others_make_late_is_waited_for_and_all_else_is_done_before
     assert any(line.startswith("Lustre is mounted at /fsx after ") for line in lines)
 
 
-def test_a_mount_that_never_comes_keeps_the_node_from_jobs_when_the_wait_is_over(tmp_path: Path) -> None:
+def test_missing_mount_keeps_the_node_from_jobs_after_the_wait(tmp_path: Path) -> None:
     host, lines = machine(tmp_path / "node"), list[str]()
     (tmp_path / "node" / MOUNTS).write_text("tmpfs /run tmpfs rw 0 0\n")
     identity = bundle(tmp_path / "bundle", text({**DOCUMENT, "lustre": LUSTRE}))
@@ -310,7 +308,7 @@ def test_a_mount_that_never_comes_keeps_the_node_from_jobs_when_the_wait_is_over
     ],
     ids=["ours to mount", "not wanted", "there", "another file system"],
 )
-def test_nobody_waits_for_a_mount_that_is_ours_or_there_or_not_wanted(
+def test_mount_that_is_ours_present_or_unwanted_is_not_awaited(
     change: dict[str, Any], mounts: str, tmp_path: Path
 ) -> None:
     host, lines = machine(tmp_path / "node"), list[str]()
@@ -319,7 +317,7 @@ def test_nobody_waits_for_a_mount_that_is_ours_or_there_or_not_wanted(
     assert not [line for line in lines if line.startswith("waiting")]
 
 
-def test_a_boot_that_is_tried_again_under_a_job_leaves_it_alone_and_says_so(tmp_path: Path) -> None:
+def test_retried_boot_leaves_a_running_job_alone(tmp_path: Path) -> None:
     host, lines = machine(tmp_path), list[str]()
     (tmp_path / "proc/300").mkdir()
     (tmp_path / "proc/300/stat").write_text("300 (slurmstepd) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 300 1 1\n")

@@ -130,7 +130,7 @@ def _without_empty_folders(tree: Files) -> Files:
 @pytest.mark.parametrize(
     ("backend", "kind"), [("machines", "p5"), ("hyperpod-slurm", "p5"), ("hyperpod-eks", "gaudi"), ("ec2", "cpu")]
 )
-def test_a_node_that_boots_by_itself_ends_as_one_tuned_over_ssh_and_both_stay_so_over_a_reboot(
+def test_booted_node_equals_one_tuned_over_ssh_after_reboots(
     lab: StartLab, tmp_path: Path, backend: str, kind: str
 ) -> None:
     fleet = Fleet(lab(2, kind), tmp_path, backend)
@@ -166,7 +166,7 @@ def test_a_new_machine_in_a_tuned_nodes_place_ends_as_that_was(lab: StartLab, tm
     assert fleet.tune(goes, "--check") == 0
 
 
-def test_what_a_cluster_does_not_want_any_more_goes_as_if_it_had_never_been(lab: StartLab, tmp_path: Path) -> None:
+def test_setting_no_longer_wanted_is_removed_without_trace(lab: StartLab, tmp_path: Path) -> None:
     fleet = Fleet(lab(2, "p5"), tmp_path, "machines")
     tuned, booted = fleet.nodes
     assert fleet.tune(tuned) == 0
@@ -182,9 +182,7 @@ def test_what_a_cluster_does_not_want_any_more_goes_as_if_it_had_never_been(lab:
     same(tuned, booted)
 
 
-def test_a_node_without_what_it_must_have_leaves_with_failure_and_the_log_names_it(
-    lab: StartLab, tmp_path: Path
-) -> None:
+def test_node_that_lacks_a_must_fails_and_the_log_names_it(lab: StartLab, tmp_path: Path) -> None:
     fleet = Fleet(lab(1, "cpu"), tmp_path, "hyperpod-slurm")
     node = fleet.nodes[0]
     node.exec("rm", "-rf", "/etc/systemd/system/slurmd.service.d")
@@ -199,7 +197,7 @@ def test_a_node_without_what_it_must_have_leaves_with_failure_and_the_log_names_
     assert fleet.tune(node, "--check") == 0
 
 
-def test_the_same_bundle_ends_in_the_same_state_under_every_python(lab: StartLab, tmp_path: Path) -> None:
+def test_bundle_ends_in_the_same_state_under_every_python(lab: StartLab, tmp_path: Path) -> None:
     found = {version: interpreter(version) for version in VERSIONS}
     pythons = [Path(path).resolve() for path in found.values() if path]
     missing = ", ".join(version for version, path in found.items() if not path)

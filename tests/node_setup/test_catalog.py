@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
-from node_setup.agent.kinds.compare import merged, satisfies
+from node_setup.agent.kinds.compare import merge, satisfies
 from node_setup.agent.settings import allowed, catalog, condition, data
 from node_setup.agent.settings.condition import FAILS, HOLDS, UNKNOWN, judge
 
@@ -22,7 +22,7 @@ def parse(*tables: dict[str, Any]) -> Any:
     return catalog.parse({"kernel": {"setting": list(tables)}})
 
 
-def test_what_is_shipped_is_right_and_says_where_it_is_from_and_leaves_alone_what_costs_security() -> None:
+def test_shipped_settings_are_valid_sourced_and_safe() -> None:
     settings = catalog.load()
     assert len(settings) > 40
     assert all(one.source and one.reason for one in settings)
@@ -31,7 +31,7 @@ def test_what_is_shipped_is_right_and_says_where_it_is_from_and_leaves_alone_wha
     assert all(one.profiles == ("gaudi",) for one in settings if one.id.startswith("gaudi."))
 
 
-def test_a_setting_has_its_defaults_and_its_lists_as_tuples_and_its_value_may_be_a_multiple_of_a_fact() -> None:
+def test_setting_is_parsed_with_defaults_tuples_and_value_per() -> None:
     (one,) = parse({**GOOD, "when": ["cpu.count > 64"]})
     assert (one.compare, one.severity, one.default, one.needs, one.value_per) == ("exact", "should", True, "", None)
     assert (one.profiles, one.when) == (("cpu",), ("cpu.count > 64",))
@@ -94,7 +94,7 @@ def test_files_without_settings_are_other_data() -> None:
     assert catalog.parse({"xid": {"xid": [{"number": 79}]}}) == ()
 
 
-def test_what_is_wanted_follows_from_keys_conditions_and_the_document() -> None:
+def test_wanted_facts_follow_from_keys_conditions_and_document() -> None:
     settings = parse(
         {**GOOD, "when": ["services.dlami-nvme.service", "packages.installed.needrestart", "sysctl.vm.swappiness > 1"]},
         {**GOOD, "id": "h", "kind": "hold", "key": "", "value": "", "options": {"packages": ["linux-aws"]}},
@@ -103,18 +103,18 @@ def test_what_is_wanted_follows_from_keys_conditions_and_the_document() -> None:
         {**GOOD, "id": "u", "kind": "unit", "key": "chrony.service", "value": ""},
     )
     lustre = {"path": "/fsx-1", "stripes": [{"path": "/fsx-1/checkpoints", "options": []}]}
-    wanted = catalog.wanted(settings, {"lustre": lustre, "mount": {"dns_name": "x", "mount_name": "y"}})
+    wanted = catalog.wanted_facts(settings, {"lustre": lustre, "mount": {"dns_name": "x", "mount_name": "y"}})
     assert (wanted.sysctls, wanted.packages) == (("vm.max_map_count", "vm.swappiness"), ("linux-aws", "needrestart"))
     assert (wanted.module_parameters, wanted.lustre_parameters) == (("ptlrpc.x",), ("osc.*.x",))
     assert wanted.stripe_paths == ("/fsx-1/checkpoints",)
     assert {"chrony.service", "dlami-nvme.service", "slurmd.service"} <= set(wanted.services)
     assert wanted.mount_units[0] == "/etc/systemd/system/fsx\\x2d1.mount"
-    assert catalog.wanted(parse(GOOD), {"lustre": {"path": "/fsx"}, "mount": None}).mount_units == ()
+    assert catalog.wanted_facts(parse(GOOD), {"lustre": {"path": "/fsx"}, "mount": None}).mount_units == ()
 
 
 def test_what_kinds_look_at_is_read() -> None:
     document = {"lustre": {"path": "/fsx", "stripes": []}, "mount": {"dns_name": "x", "mount_name": "y"}}
-    asked = catalog.wanted(catalog.load(), document)
+    asked = catalog.wanted_facts(catalog.load(), document)
     units = [f"/etc/systemd/system/{name}" for name in ("fsx.mount", "fsx.automount", "opt-dlami-nvme.mount")]
     assert {"/etc/fstab", *units} <= set(asked.mount_units)
     ours = ("opt-dlami-nvme.mount", "fsx.automount", "lustrain-gpu-clocks.service", "lustrain-lnet.service")
@@ -179,7 +179,7 @@ def test_a_condition_holds_fails_with_its_reason_or_is_unknown(text: str, status
     assert (outcome.status, outcome.why) == (status, why)
 
 
-def test_what_is_not_on_the_node_is_unknown_as_long_as_nobody_could_look() -> None:
+def test_absent_value_is_unknown_while_its_fact_is_unread() -> None:
     tree = {"services": None, "packages": {"installed": None}}
     assert judge(condition.parse("services.slurmd.service"), tree).status == UNKNOWN
     assert judge(condition.parse("not packages.installed.x"), tree).status == UNKNOWN
@@ -249,7 +249,7 @@ def test_what_is_written_will_do_and_at_least_lowers_no_field(
     found: list[int], wanted: list[int], compare: str
 ) -> None:
     ours, theirs = " ".join(map(str, wanted)), " ".join(map(str, found))
-    written = merged(theirs, ours, compare)
+    written = merge(theirs, ours, compare)
     assert satisfies(written, ours, compare)
     if len(found) == len(wanted) and compare == "at-least":
         assert satisfies(written, theirs, "at-least")

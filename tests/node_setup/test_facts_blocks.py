@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node_setup.agent.facts.devices import blocks
-from node_setup.agent.facts.scene import look
+from node_setup.agent.facts.scene import read_scene
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 from tests.conftest import require
@@ -34,7 +34,7 @@ def found(root: Path, files: dict[str, str]) -> dict[str, Any]:
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(content)
-    return blocks.collect(look(Host(str(root)), Wanted()))
+    return blocks.collect(read_scene(Host(str(root)), Wanted()))
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def contents(disk: Path) -> tuple[str | None, bool | None]:
     return one["fstype"], one["blank"]
 
 
-def test_a_disk_of_zeros_is_blank_and_one_that_cannot_be_read_is_neither_blank_nor_not(disk: Path) -> None:
+def test_disk_of_zeros_is_blank_and_unreadable_one_unknown(disk: Path) -> None:
     assert contents(disk) == (None, True)
     disk.unlink()
     assert contents(disk) == (None, None)
-    scene = look(Host(str(disk.parents[1])), Wanted())
+    scene = read_scene(Host(str(disk.parents[1])), Wanted())
     blocks.collect(scene)
     assert [one["where"] for one in scene.errors] == ["blocks.nvme1n1"]
 
@@ -75,7 +75,7 @@ def test_a_disk_of_zeros_is_blank_and_one_that_cannot_be_read_is_neither_blank_n
         *((place, b"\xfc\x4e\x2b\xa9", "linux_raid_member") for place in (0, 4096, SIZE - 65536, SIZE - 8192)),
     ],
 )
-def test_one_byte_near_either_end_is_not_blank_and_a_superblock_is_known_by_name(
+def test_byte_near_either_end_is_not_blank_and_names_its_type(
     disk: Path, offset: int, magic: bytes, name: str | None
 ) -> None:
     with disk.open("r+b") as file:
@@ -104,7 +104,7 @@ def loop(disk: Path) -> Iterator[str]:
         subprocess.run(["losetup", "--detach", name], check=True)
 
 
-def test_a_real_device_in_use_is_not_blank_even_where_its_mount_is_not_seen(loop: str, tmp_path: Path) -> None:
+def test_device_in_use_is_not_blank_when_its_mount_is_hidden(loop: str, tmp_path: Path) -> None:
     """The disk's device file below another root is the loop device, of whose mount that root tells or not."""
     subprocess.run(["mkfs.ext4", "-q", loop], check=True)
     root, where = tmp_path / "root", tmp_path / "mounted"
@@ -125,7 +125,7 @@ def test_a_real_device_in_use_is_not_blank_even_where_its_mount_is_not_seen(loop
         subprocess.run(["umount", str(where)], check=True)
 
 
-def test_a_disk_below_an_array_or_a_volume_counts_as_mounted_where_that_is(tmp_path: Path) -> None:
+def test_disk_below_an_array_is_mounted_where_the_array_is(tmp_path: Path) -> None:
     files = {
         "sys/block/nvme1n1/holders/md0/keep": "",
         "sys/block/md0/holders/dm-0/keep": "",

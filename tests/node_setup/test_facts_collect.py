@@ -15,7 +15,7 @@ import pytest
 from node_setup.agent import facts as facts_package
 from node_setup.agent.facts import collect, metadata, scene, services
 from node_setup.agent.facts.devices import gpu
-from node_setup.agent.facts.scene import Scene, together
+from node_setup.agent.facts.scene import Scene, run_side_by_side
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
 from node_setup.agent.lint import lint
@@ -219,7 +219,7 @@ def planted(root: Path, name: str, **change: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "change", "expected"), PLANTED)
-def test_what_a_node_shows_or_does_not_is_a_fact_and_no_other_is_lost(
+def test_one_unreadable_fact_costs_no_other_fact(
     name: str, change: Planted, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     found = planted(tmp_path, name, **change)
@@ -246,7 +246,7 @@ def test_a_field_that_a_driver_does_not_know_costs_only_itself(tmp_path: Path) -
     assert found["errors"] == []
 
 
-def test_a_driver_that_calls_throttle_reasons_by_their_new_name_only_still_tells_them(tmp_path: Path) -> None:
+def test_throttle_reasons_are_read_by_their_new_name_too(tmp_path: Path) -> None:
     class NewDriver(RecordedHost):
         def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
             if command[0] == "nvidia-smi" and "clocks_throttle_reasons.active" in command[1]:
@@ -261,7 +261,7 @@ def test_a_driver_that_calls_throttle_reasons_by_their_new_name_only_still_tells
     assert all(one["throttle"] is not None for one in found["gpu"]["devices"])
 
 
-def test_a_lustre_that_is_mounted_on_demand_is_woken_before_it_is_judged(tmp_path: Path) -> None:
+def test_lustre_mounted_on_demand_is_mounted_before_reading(tmp_path: Path) -> None:
     class OnDemand(RecordedHost):
         def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
             if tuple(command[:2]) == ("find", "/fsx"):
@@ -286,13 +286,11 @@ def test_a_section_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch
     assert found["errors"] == [{"where": "services", "why": "ZeroDivisionError: division by zero"}]
 
 
-def test_a_call_that_never_ends_costs_the_deadline_and_no_other_its_result(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_endless_call_costs_no_other_call_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter([0.0, 0.0, 75.0])
     monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     seen = Scene(Host(str(tmp_path)), Wanted())
-    found = together(seen, {"a": lambda: 7, "lustre": threading.Event().wait}, 75.0)
+    found = run_side_by_side(seen, {"a": lambda: 7, "lustre": threading.Event().wait}, 75.0)
     assert found == {"a": 7, "lustre": None}
     assert seen.errors == [{"where": "lustre", "why": "did not end within 75 s"}]
 
@@ -321,12 +319,12 @@ def test_sysctl_files_come_in_boot_order_with_masks_and_links(tmp_path: Path) ->
     ]
 
 
-def test_the_old_sysctl_file_counts_only_where_something_reads_it(tmp_path: Path) -> None:
+def test_old_sysctl_file_counts_only_where_it_is_read(tmp_path: Path) -> None:
     assert list(sysctl_files(tmp_path / "a", OLD_SYSCTL)) == ["/etc/sysctl.conf"]
     assert list(sysctl_files(tmp_path / "b", {**OLD_SYSCTL, **SYSTEMD_SYSCTL})) == []
 
 
-def test_our_own_files_are_told_with_content_and_mode_and_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+def test_owned_files_have_content_and_mode_else_an_error(tmp_path: Path) -> None:
     host = build(tmp_path, Machine(files={"/etc/sysctl.d/90-lustrain.conf": "vm.swappiness = 2\n"}))
     (tmp_path / "etc/sysctl.d/90-lustrain.conf").chmod(0o640)
     found = facts_from(host, Wanted(mount_units=("/etc/systemd/system/fsx.mount",)))
@@ -338,7 +336,7 @@ def test_our_own_files_are_told_with_content_and_mode_and_what_is_no_file_is_an_
     assert at(found, "errors").count("files") == 1
 
 
-def test_what_a_running_job_was_started_with_is_told_once_for_the_job_and_nothing_else_of_it(tmp_path: Path) -> None:
+def test_job_environment_is_reported_once_and_only_variables(tmp_path: Path) -> None:
     simple = "AWS_SECRET_ACCESS_KEY=hush\0NCCL_PROTO=simple\0"
     step = {"environ": "NCCL_DEBUG=of slurmd's own\0", "children": "200 201"}
     files = {
@@ -363,7 +361,7 @@ def test_what_a_running_job_was_started_with_is_told_once_for_the_job_and_nothin
     assert ("slurm job 123", "CUDA_VISIBLE_DEVICES") not in told, "Slurm sets it for each job"
 
 
-def test_every_place_is_looked_at_and_only_variables_of_training_are_told(tmp_path: Path) -> None:
+def test_all_places_are_read_but_only_training_variables_kept(tmp_path: Path) -> None:
     files = {
         "/etc/environment": 'PATH="/usr/bin"\nNCCL_IB_DISABLE=1\n',
         "/etc/profile.d/efa.sh": "#!/bin/sh\nexport FI_EFA_USE_DEVICE_RDMA=1\n",

@@ -83,7 +83,7 @@ def event(hours: float, code: str, **more: str) -> dict[str, str]:
         ([event(2, "instance-stop"), event(2, "system-reboot", NotBefore="soon")], ("system-reboot", "soon", None)),
     ],
 )
-def test_of_planned_maintenance_the_next_that_is_active_is_told_and_how_far_it_is(
+def test_next_active_maintenance_is_reported_with_its_hours(
     events: list[dict[str, str]], told: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node_setup.agent.facts.metadata.time.time", lambda: NOW)
@@ -92,7 +92,7 @@ def test_of_planned_maintenance_the_next_that_is_active_is_told_and_how_far_it_i
 
 
 @pytest.mark.parametrize("body", ["", "null", "[]", '"terminate"', '{"action": "terminate"}', "<html>"])
-def test_a_notice_that_cannot_be_read_is_an_error_not_its_absence(body: str) -> None:
+def test_unreadable_notice_is_an_error_not_its_absence(body: str) -> None:
     with pytest.raises(metadata.MetadataError, match="unreadable answer"):
         metadata.read_notice("spot", body)
 
@@ -156,7 +156,7 @@ def test_no_answer_in_time_or_half_of_one_is_an_error(
     assert (found["reachable"], found["notice"], bool(found["error"])) == (False, None, True)
 
 
-def test_nobody_is_asked_on_a_machine_that_is_not_ec2s_and_on_one_where_it_is_off_a_notice_is_unknown(
+def test_metadata_is_not_read_off_ec2_and_unknown_when_disabled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv(metadata.ENDPOINT_VARIABLE, raising=False)

@@ -222,9 +222,7 @@ def test_an_assignment_of_a_shell_is_read_as_the_shell_reads_it(line: str, expec
 @pytest.mark.parametrize(
     ("own", "wanted"), [("10.1.71.9", "ens65"), ("127.0.1.1", "ens32"), ("169.254.0.7 10.1.71.9", "ens32")]
 )
-def test_the_interface_of_the_nodes_own_address_goes_before_the_default_route(
-    own: str, wanted: str, tmp_path: Path
-) -> None:
+def test_interface_of_own_address_precedes_the_default_route(own: str, wanted: str, tmp_path: Path) -> None:
     """A HyperPod node: ens32 is the service's network and has the lower metric, ens65 is that of the VPC."""
     node = Machine(files={"/proc/net/route": recorded("proc_net_route.txt")})
     held = ("1: lo    inet 127.0.0.1/8 scope host lo", "2: ens32    inet 169.254.0.7/24 scope global ens32")
@@ -238,14 +236,14 @@ def test_the_interface_of_the_nodes_own_address_goes_before_the_default_route(
     assert found["lustre"]["interface"] == wanted
 
 
-def test_parameters_come_under_the_pattern_that_asked_for_them_with_all_instances() -> None:
+def test_parameters_are_grouped_by_pattern_with_all_instances() -> None:
     values = lustre.parse_parameters(recorded("lctl_get_param.txt"))
     found = lustre.by_pattern(("osc.*OST*.max_rpcs_in_flight", "mdc.*.max_rpcs_in_flight", "llite.*.nothing"), values)
     osc, mdc, nothing = found.values()
     assert (list(osc.values()), len(mdc), nothing) == (["32", "8"], 2, {})
 
 
-def test_steps_of_slurm_count_as_one_job_and_slurms_own_daemon_as_none() -> None:
+def test_slurm_steps_are_one_job_and_slurmd_is_none() -> None:
     titles = (
         "slurmstepd: [123.batch]",
         "slurmstepd: [123.0]",
@@ -304,7 +302,7 @@ def test_a_node_of_hyperpod_is_found_by_its_address_or_its_id(
 ANY_TEXT: dict[str, Parse] = {
     **{f"{parse.__module__}.{parse.__name__}": parse for parse in (
         scene.parse_mounts, scene.parse_modules, scene.start_ticks, blocks.parse_mountinfo, machine.parse_os_release,
-        machine.parse_cmdline, machine.chosen, machine.count_of, machine.parse_meminfo, kernel.parse_sysctl_file,
+        machine.parse_cmdline, machine.bracketed_choice, machine.count_of, machine.parse_meminfo, kernel.parse_sysctl_file,
         kernel.parse_modprobe_file, kernel.parse_limits, kernel.parse_limit_file, services.parse_versionlock,
         clock.parse_tracking, lustre.parse_parameters, lustre.parse_nets, lustre.parse_peers, lustre.parse_udsp,
         lustre.default_interface, lustre.parse_df, lustre.parse_layout, fabric.parse_domains, fabric.parse_installed,

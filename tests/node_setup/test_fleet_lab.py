@@ -34,7 +34,7 @@ def differing(some: list[dict[str, tuple[str, str]]], others: list[dict[str, tup
 
 
 @pytest.mark.slow
-def test_four_nodes_are_tuned_once_and_found_in_sync_from_then_on(lab: StartLab, tmp_path: Path) -> None:
+def test_four_nodes_are_tuned_once_and_in_sync_from_then_on(lab: StartLab, tmp_path: Path) -> None:
     running = lab(4)
     operator = Operator(running, tmp_path)
 
@@ -72,7 +72,7 @@ def test_four_nodes_are_tuned_once_and_found_in_sync_from_then_on(lab: StartLab,
 
 
 @pytest.mark.slow
-def test_a_node_with_a_notice_or_a_job_is_left_alone_unless_forced(lab: StartLab, tmp_path: Path) -> None:
+def test_node_with_notice_or_job_is_left_alone_unless_forced(lab: StartLab, tmp_path: Path) -> None:
     running = lab(3, metadata=True)
     noticed, busy, free = running.nodes
     noticed.metadata().spot_notice()
@@ -92,7 +92,7 @@ def test_a_node_with_a_notice_or_a_job_is_left_alone_unless_forced(lab: StartLab
 
 
 @pytest.mark.slow
-def test_a_tuned_node_is_fit_to_train_and_one_that_lost_its_file_system_is_not(lab: StartLab, tmp_path: Path) -> None:
+def test_tuned_node_is_ready_until_it_loses_its_file_system(lab: StartLab, tmp_path: Path) -> None:
     running = lab(2, "p5", metadata=True)
     operator = Operator(running, tmp_path)
     assert operator.fab("node-tune").status == 0
@@ -107,7 +107,7 @@ def test_a_tuned_node_is_fit_to_train_and_one_that_lost_its_file_system_is_not(l
 
 
 @pytest.mark.slow
-def test_each_broken_node_is_reported_rightly_and_costs_the_others_nothing(lab: StartLab, tmp_path: Path) -> None:
+def test_each_broken_node_is_reported_and_costs_others_nothing(lab: StartLab, tmp_path: Path) -> None:
     path = oldest()
     running = lab(8, folders=[path.parents[1]])
     away, hanging, sealed, asking, rebooted, full, old, well = running.nodes

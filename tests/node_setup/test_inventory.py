@@ -112,7 +112,7 @@ def test_what_an_address_leaves_open_is_as_the_cluster_says(written: Callable[..
 @pytest.mark.parametrize(
     ("roles", "known"), [(["worker"], ("worker", "p5.48xlarge")), (["worker", "login"], (None, None))]
 )
-def test_nodes_named_by_hand_are_of_the_only_group_that_a_cluster_has(
+def test_nodes_named_by_hand_belong_to_the_only_group(
     roles: list[str], known: tuple[str | None, str | None], written: Callable[..., str]
 ) -> None:
     groups = {role: {"type": "p5.48xlarge", "count": 2, "role": role} for role in roles}
@@ -120,9 +120,7 @@ def test_nodes_named_by_hand_are_of_the_only_group_that_a_cluster_has(
     assert (node.group, node.instance_type) == known
 
 
-def test_a_hosts_file_has_lines_of_hosts_and_their_groups_or_is_a_cluster(
-    tmp_path: Path, written: Callable[..., str]
-) -> None:
+def test_hosts_file_has_lines_of_hosts_or_is_a_cluster(tmp_path: Path, written: Callable[..., str]) -> None:
     file = tmp_path / "hosts"
     file.write_text("# the rack\nn1 train\n\nroot@n2:2222 login # old\nn3\n")
     found = inventory(Source(hosts_file=str(file)))
@@ -147,7 +145,7 @@ def test_the_environment_names_the_cluster_where_no_flag_does(
     assert (names(by_hand), by_hand.cluster and by_hand.cluster.name) == (["n9"], "c")
 
 
-def test_with_a_cluster_a_group_of_the_hosts_file_is_one_of_its_groups(
+def test_group_of_a_hosts_file_must_exist_in_the_cluster(
     tmp_path: Path, written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, written(groups={"train": {"type": "p5.48xlarge", "count": 2}}))
@@ -189,14 +187,14 @@ def test_what_names_no_nodes_is_one_line(source: Source, code: int, words: str) 
         ({"nodes": {"addresses": ["n1", "ubuntu@n1:22"]}}, "cluster.nodes.addresses = 'n1:22': is named twice"),
     ],
 )
-def test_what_is_wrong_in_a_cluster_is_told_before_any_node_is_asked(
+def test_cluster_mistakes_are_reported_before_any_node_call(
     changes: dict[str, Any], line: str, written: Callable[..., str]
 ) -> None:
     code, found = said(Source(cluster=written(**changes)))
     assert (code, found.startswith(line)) == (2, True)
 
 
-def test_two_ports_of_one_address_are_two_nodes_and_this_machine_is_only_meant_when_it_is_named() -> None:
+def test_two_ports_are_two_nodes_and_local_must_be_named() -> None:
     assert names(inventory(Source(nodes="n1:2201,n1:2202,n1"))) == ["n1:2201", "n1:2202", "n1"]
     assert [node.local for node in inventory(Source(local=True)).nodes] == [True]
     assert [node.local for node in inventory(Source(nodes="localhost")).nodes] == [False]
@@ -215,9 +213,7 @@ def test_two_ports_of_one_address_are_two_nodes_and_this_machine_is_only_meant_w
         ("x_{group}", "is the same for every node"),
     ],
 )
-def test_a_target_that_is_no_format_is_one_line_before_aws_is_asked(
-    form: str, why: str, written: Callable[..., str]
-) -> None:
+def test_malformed_ssm_target_is_one_line_before_any_aws_call(form: str, why: str, written: Callable[..., str]) -> None:
     pod = {"backend": "hyperpod-slurm", "nodes": {"hyperpod_cluster": "pod"}}
     code, line = said(Source(cluster=written(**pod, reach={"via": "ssm", "ssm_target": form})))
     assert (code, f"reach.ssm_target = {form!r}: {why}" in line, "\n" in line) == (2, True, False), line

@@ -109,9 +109,7 @@ def test_instances_of_a_gang_come_and_go_between_two_runs(aws: LocalAws, gang: A
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("asking_it")
-def test_a_gang_that_is_gone_and_an_aws_that_does_not_answer_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_scaling_group_and_silent_aws_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="there is no such Auto Scaling group") as caught:
         look(in_aws(nodes={"auto_scaling_groups": ["never"]}), tmp_path)
     assert caught.value.exit_code == 3
@@ -196,7 +194,7 @@ def cluster(via: str = "ssm") -> Cluster:
     return parse(described(backend="ec2", region="us-west-2", reach={"via": via, "user": "ubuntu"}, nodes=nodes))
 
 
-def test_members_that_are_sick_or_come_and_go_are_left_out_with_a_note() -> None:
+def test_unhealthy_or_leaving_members_are_left_out_with_a_note() -> None:
     members = [
         ("i-1", "InService", "Healthy"),
         ("i-2", "InService", "Unhealthy"),
@@ -214,7 +212,7 @@ def test_members_that_are_sick_or_come_and_go_are_left_out_with_a_note() -> None
 
 
 @pytest.mark.parametrize("count", [199, 200, 201, 450])
-def test_hundreds_of_instances_are_asked_for_in_as_many_pieces_as_it_takes(count: int) -> None:
+def test_hundreds_of_instances_are_requested_in_batches(count: int) -> None:
     aws = Aws([(f"i-{number}", "InService", "Healthy") for number in range(count)])
     found, notes = nodes_of(cluster(), Route(), aws)
     assert {node.instance_id for node in found} == {f"i-{number}" for number in range(count)}
@@ -239,9 +237,9 @@ def test_fewer_nodes_at_once_over_ssm_where_nobody_says_more(
         return Inventory(tuple(nodes), cluster(via), tuple(notes))
 
     given = Flags(known_hosts=str(tmp_path / "known"), **flags)  # type: ignore[arg-type]
-    made = prepare(MockContext(), given, Tuning(), look=look)
+    made = prepare(MockContext(), given, Tuning(), list_nodes=look)
     made.close()
-    assert (made.pace.max_parallel, len(made.inventory.nodes)) == (at_once, 40)
+    assert (made.concurrency.max_parallel, len(made.inventory.nodes)) == (at_once, 40)
 
 
 def test_where_every_member_is_sick_the_line_says_so(tmp_path: Path) -> None:

@@ -242,17 +242,13 @@ def kill_again_and_again(lab: Lab, folder: Path, kills: int) -> None:
 
 
 @pytest.mark.timeout(1500)
-def test_killed_26_times_no_file_is_half_and_the_next_run_ends_as_an_undisturbed_one(
-    lab: StartLab, tmp_path: Path
-) -> None:
+def test_26_kills_leave_whole_files_and_the_next_run_converges(lab: StartLab, tmp_path: Path) -> None:
     kill_again_and_again(lab(2 * SIDE, "cpu"), tmp_path, 13)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_killed_100_times_no_file_is_half_and_the_next_run_ends_as_an_undisturbed_one(
-    lab: StartLab, tmp_path: Path
-) -> None:
+def test_100_kills_leave_whole_files_and_the_next_run_converges(lab: StartLab, tmp_path: Path) -> None:
     kill_again_and_again(lab(2 * SIDE, "cpu"), tmp_path, 50)
 
 
@@ -277,7 +273,7 @@ esac
         ("chronyc", "reload sources", ("clock.source",), ("chronyc", "-c", "tracking"), "169.254.169.123"),
     ],
 )
-def test_a_file_whose_agent_was_killed_before_it_was_taken_in_is_taken_in_by_the_next_run(
+def test_next_run_loads_a_file_that_a_killed_agent_wrote(
     lab: StartLab,
     tmp_path: Path,
     program: str,

@@ -68,7 +68,7 @@ def test_without_gpus_that_answer_nothing_is_set(name: str, present: bool | None
         (node(gpus(), init=None), "unknown"),
     ],
 )
-def test_persistence_that_is_not_ours_to_set_or_cannot_be_is_told(facts: dict[str, Any], status: str) -> None:
+def test_persistence_that_cannot_be_set_is_reported(facts: dict[str, Any], status: str) -> None:
     assert remark(persistence(facts)).status == status
 
 
@@ -80,12 +80,12 @@ def test_a_driver_without_application_clocks_is_no_failure(changed: dict[str, An
 def test_the_daemon_is_enabled_and_started_and_then_left_alone() -> None:
     facts = node(gpus(persistence=False), {DAEMON: dict(STOPPED)})
     said = persistence(facts)
-    assert [(step.part, step.found) for step in steps(said)] == [(PERSISTED, "disabled"), (RUNTIME, "inactive")]
+    assert [(step.part, step.current) for step in steps(said)] == [(PERSISTED, "disabled"), (RUNTIME, "inactive")]
     assert commands(said) == [f"systemctl enable {DAEMON}", f"systemctl start {DAEMON}"]
     assert remark(persistence(applied(facts, said))).status == "ok"
 
 
-def test_ubuntus_daemon_is_told_to_do_its_work_and_a_changed_drop_in_put_back() -> None:
+def test_ubuntus_daemon_gets_a_drop_in_that_is_restored() -> None:
     facts = node(gpus(persistence=False), {DAEMON: {**RUNNING, "enabled": "static"}}, packaged_by_ubuntu=True)
     said = persistence(facts)
     assert [(step.part, step.target) for step in steps(said)] == [
@@ -93,19 +93,19 @@ def test_ubuntus_daemon_is_told_to_do_its_work_and_a_changed_drop_in_put_back() 
         (RUNTIME, "persistence mode"),
     ]
     assert commands(said) == ["systemctl daemon-reload", f"systemctl restart {DAEMON}"]
-    assert steps(said)[1].found == "gpu 0, gpu 1 without"
+    assert steps(said)[1].current == "gpu 0, gpu 1 without"
     after = applied(facts, said)
     assert after["files"][owned.PERSISTENCED]["content"] == DROP_IN
     assert remark(persistence(after)).status == "ok"
     after["files"][owned.PERSISTENCED]["content"] += "Nice=5\n"
-    assert [(step.part, step.found) for step in steps(persistence(after))] == [(PERSISTED, "differs")]
+    assert [(step.part, step.current) for step in steps(persistence(after))] == [(PERSISTED, "differs")]
 
 
-def test_the_highest_clocks_are_those_that_each_gpu_states_and_one_that_fell_back_is_set_alone() -> None:
+def test_each_gpu_gets_its_highest_clocks_when_it_fell_back() -> None:
     facts = node(gpus(applications={"memory": 2619, "graphics": 1410}))
     facts["gpu"]["devices"][1]["max"] = {"memory": 3201, "graphics": 1980}
     said = clocks(facts)
-    assert [(step.target, step.found, step.wanted) for step in steps(said) if step.part == RUNTIME] == [
+    assert [(step.target, step.current, step.wanted) for step in steps(said) if step.part == RUNTIME] == [
         ("gpu 0", "2619,1410", "2619,1980"),
         ("gpu 1", "2619,1410", "3201,1980"),
     ]
@@ -126,10 +126,10 @@ def test_the_unit_waits_for_whoever_keeps_the_driver_loaded() -> None:
     facts = node(gpus(), {OTHER_OWNER: dict(RUNNING)})
     facts["files"][owned.CLOCKS_UNIT] = CLOCKS_UNIT
     [step] = steps(clocks(facts))
-    assert (step.found, step.actions[0]) == ("differs", Write(owned.CLOCKS_UNIT, clocks_unit(OTHER_OWNER)))
+    assert (step.current, step.actions[0]) == ("differs", Write(owned.CLOCKS_UNIT, clocks_unit(OTHER_OWNER)))
 
 
-def test_without_systemd_the_clocks_are_set_for_now_and_it_says_so() -> None:
+def test_clocks_without_systemd_are_set_until_reboot() -> None:
     said = clocks(node(gpus(1, applications={"memory": 2619, "graphics": 1410}), init="other"))
     assert commands(said) == ["nvidia-smi -i 0 -ac 2619,1980"]
     assert [one.status for one in said if isinstance(one, Remark)] == ["skipped"]

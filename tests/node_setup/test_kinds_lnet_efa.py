@@ -49,7 +49,7 @@ def said(facts: dict[str, Any]) -> list[Step | Remark]:
     return plan("lustre.efa", facts, DOCUMENT, value="8")
 
 
-def test_before_the_mount_tcp_and_every_fourth_device_of_32_come_up_and_efa_is_preferred() -> None:
+def test_tcp_and_every_fourth_efa_device_come_up_before_mounting() -> None:
     assert commands(said(node(nets=None))) == [
         "modprobe kefalnd ipif_name=ens32",
         "modprobe ksocklnd",
@@ -64,7 +64,7 @@ def test_before_the_mount_tcp_and_every_fourth_device_of_32_come_up_and_efa_is_p
 MOUNTED = "mount -t lustre -o noatime,flock,_netdev 10.0.0.9@tcp:/xeo3rbev /fsx"
 
 
-def test_what_the_service_mounted_over_tcp_is_mounted_anew_once_efa_is_beside_it() -> None:
+def test_lustre_over_tcp_is_remounted_once_efa_is_up() -> None:
     done = commands(said(node([TCP_NET], peers=OVER_TCP)))
     assert done[0] == "modprobe kefalnd ipif_name=ens65"
     assert not [one for one in done if "--net tcp" in one]
@@ -74,7 +74,7 @@ def test_what_the_service_mounted_over_tcp_is_mounted_anew_once_efa_is_beside_it
 NOTED = json.dumps({"source": "10.0.0.9@tcp:/xeo3rbev", "target": "/fsx", "options": "noatime,flock,_netdev"}) + "\n"
 
 
-def test_a_mount_that_was_too_early_is_made_anew_and_by_the_next_run_where_it_failed_after_the_umount() -> None:
+def test_early_mount_is_remounted_or_by_the_next_run() -> None:
     again = Run(tuple(MOUNTED.split()), 150.0, tries=3)
     (step,) = steps(said(node(**BOTH, peers=OVER_TCP)))
     note, umount = Write(owned.REMOUNT, NOTED), Run(("umount", "/fsx"), 60.0)
@@ -116,7 +116,7 @@ def test_a_killed_apply_goes_on_where_it_ended() -> None:
     assert not [one for one in done if "tcp" in one]
 
 
-def test_the_unit_is_there_at_every_boot_before_all_that_mounts_and_not_beside_that_of_aws() -> None:
+def test_lnet_unit_precedes_all_mounts_and_yields_to_aws_unit() -> None:
     facts = node(**BOTH)
     facts["files"][owned.LNET_UNIT] = None
     (step,) = steps(said(facts))
@@ -133,7 +133,7 @@ def test_the_unit_is_there_at_every_boot_before_all_that_mounts_and_not_beside_t
 @pytest.mark.parametrize(
     ("entry", "devices", "applies"), [(8, DEVICES, True), (0, DEVICES, False), (None, DEVICES, False), (8, [], False)]
 )
-def test_it_applies_where_the_cluster_gives_the_group_interfaces_and_the_node_has_devices(
+def test_lnet_applies_to_groups_with_interfaces_and_devices(
     entry: int | None, devices: list[Any], applies: bool
 ) -> None:
     """Also on EKS, where a node has Lustre nowhere: pods mount it over the node's LNet."""

@@ -44,11 +44,11 @@ def both(facts: dict[str, Any], rpcs: str, changing: str) -> list[Step | Remark]
     return lustre_parameter.plan(pair, frozenset(one.id for one in pair), facts, Request())
 
 
-def test_one_instance_that_differs_is_enough_to_set_all_of_the_pattern() -> None:
+def test_one_differing_instance_sets_the_whole_pattern() -> None:
     key = "osc.*OST*.max_rpcs_in_flight"
     facts = mounted({key: {"osc.x-OST0000.max_rpcs_in_flight": "32", "osc.x-OST0001.max_rpcs_in_flight": "8"}})
     said = plan("lustre.osc.max_rpcs_in_flight", facts)
-    assert (commands(said), steps(said)[0].found) == ([f"lctl set_param {key}=32"], "32, 8")
+    assert (commands(said), steps(said)[0].current) == ([f"lctl set_param {key}=32"], "32, 8")
     assert remark(plan("lustre.osc.max_rpcs_in_flight", applied(facts, said))).status == "ok"
 
 
@@ -65,7 +65,7 @@ XATTR = "llite.*.statahead_xattr"
         (machine(), "skipped"),
     ],
 )
-def test_a_parameter_that_is_not_there_or_not_read_is_said_and_not_set(facts: dict[str, Any], status: str) -> None:
+def test_absent_or_unread_parameter_is_reported_not_set(facts: dict[str, Any], status: str) -> None:
     assert remark(plan("lustre.llite.statahead_xattr", facts)).status == status
 
 
@@ -85,7 +85,7 @@ def test_the_client_refuses_no_step_of_the_pair(rpcs: int, changing: int, new_rp
     assert now == {RPCS: new_rpcs, CHANGING: new_changing}
 
 
-def test_one_of_the_pair_alone_is_measured_against_what_the_other_is_now() -> None:
+def test_single_rpc_limit_is_checked_against_the_current_other() -> None:
     low = plan("lustre.mdc.max_rpcs_in_flight", mds("64", "50"), value="16")
     assert (remark(low).status, f"{CHANGING} = 50" in remark(low).why) == ("conflict", True)
     assert commands(plan("lustre.mdc.max_mod_rpcs_in_flight", mds("64", "7"))) == [f"lctl set_param {CHANGING}=50"]
@@ -98,7 +98,7 @@ def blank() -> dict[str, Any]:
     return facts
 
 
-def test_on_machines_the_mount_is_a_unit_of_ours_and_then_stays_as_it_is() -> None:
+def test_mount_on_machines_is_an_owned_unit_and_stable() -> None:
     said = plan("lustre.mount", blank(), MACHINES)
     assert [step.part for step in steps(said)] == ["persisted", "runtime"]
     unit = next(one.content for one in steps(said)[0].actions if isinstance(one, Write) and one.path == UNIT)
@@ -110,7 +110,7 @@ def test_on_machines_the_mount_is_a_unit_of_ours_and_then_stays_as_it_is() -> No
 
 
 @pytest.mark.parametrize("stop_after", range(6))
-def test_a_mount_that_was_cut_off_anywhere_is_finished_by_the_next_run(stop_after: int) -> None:
+def test_interrupted_mount_is_finished_by_the_next_run(stop_after: int) -> None:
     cut = applied(blank(), plan("lustre.mount", blank(), MACHINES), stop_after)
     whole = applied(cut, plan("lustre.mount", cut, MACHINES))
     assert remark(plan("lustre.mount", whole, MACHINES)).status == "ok"
@@ -122,7 +122,7 @@ def test_an_automount_that_was_disabled_is_enabled_again() -> None:
     tuned = applied(blank(), plan("lustre.mount", blank(), MACHINES))
     tuned["services"]["fsx.automount"]["enabled"] = "disabled"
     [step] = steps(plan("lustre.mount", tuned, MACHINES))
-    assert step.found == "not enabled"
+    assert step.current == "not enabled"
     assert commands([step]) == ["systemctl daemon-reload", "systemctl enable fsx.automount"]
 
 
@@ -158,7 +158,7 @@ def test_what_is_mounted_is_compared_and_never_unmounted(mount: dict[str, Any], 
         ("", False),
     ],
 )
-def test_a_file_system_is_the_same_under_the_address_that_its_name_became(found: str, same: bool) -> None:
+def test_source_matches_under_the_address_of_its_name(found: str, same: bool) -> None:
     assert lustre_mount.same_source(found, SOURCE) is same
 
 
@@ -170,7 +170,7 @@ def test_a_file_system_is_the_same_under_the_address_that_its_name_became(found:
         ("server:/home /fsx nfs4", ["conflict", "ok"]),
     ],
 )
-def test_a_line_of_fstab_is_left_to_its_owner_and_reported_when_it_is_another(line: str, statuses: list[str]) -> None:
+def test_fstab_line_is_kept_and_reported_when_it_differs(line: str, statuses: list[str]) -> None:
     facts = blank() | {"mounts": [MOUNT]}
     facts["files"]["/etc/fstab"] = {"content": f"# comment\nLABEL=root / ext4 defaults 0 1\n{line}\n", "mode": "0644"}
     said = plan("lustre.mount", facts, MACHINES)
@@ -189,7 +189,7 @@ def test_a_line_of_fstab_is_left_to_its_owner_and_reported_when_it_is_another(li
         ("ec2", [MOUNT], {"lustre_source": "fs-9@tcp:/other"}, "conflict"),
     ],
 )
-def test_elsewhere_the_mount_is_others_to_make_and_only_judged_also_under_an_automount(
+def test_mount_made_by_others_is_only_judged(
     backend: str, mounts: list[Any], expect: dict[str, str], status: str
 ) -> None:
     setting = SETTINGS["lustre.mount"]
@@ -207,13 +207,13 @@ def test_elsewhere_the_mount_is_others_to_make_and_only_judged_also_under_an_aut
         (machine(), {**MACHINES, "mount": None}, "failed"),
     ],
 )
-def test_without_lustre_without_systemd_without_a_name_nothing_is_written(
+def test_nothing_is_written_without_lustre_systemd_or_name(
     facts: dict[str, Any], document: dict[str, Any], status: str
 ) -> None:
     assert remark(plan("lustre.mount", facts, document)).status == status
 
 
-def test_units_that_were_not_read_are_not_written_and_lustre_is_mounted() -> None:
+def test_unread_units_are_not_written_but_lustre_is_mounted() -> None:
     assert [type(one) for one in plan("lustre.mount", machine(), MACHINES)] == [Remark, Step]
 
 
@@ -226,8 +226,6 @@ def test_units_that_were_not_read_are_not_written_and_lustre_is_mounted() -> Non
         ({**MACHINES, "lustre": {"path": "fsx"}}, "lustre.path"),
     ],
 )
-def test_a_name_that_would_not_stay_a_name_in_a_unit_is_refused_in_one_line(
-    document: dict[str, Any], path: str
-) -> None:
+def test_name_unsafe_in_a_unit_is_refused_in_one_line(document: dict[str, Any], path: str) -> None:
     with pytest.raises(UserError, match=rf"^{path} = .*; allowed: .*; fix: [^\n]*$"):
         plan("lustre.mount", machine(), document)

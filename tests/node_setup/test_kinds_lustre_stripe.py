@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infra.plan.nodes.clients import stripes
 from lustrain.problem import UserError
-from node_setup.agent.kinds.lustre.stripe import END, LARGEST_SIZE, found_layout, layout_of, same, text_of
+from node_setup.agent.kinds.lustre.stripe import END, LARGEST_SIZE, layout_of, layout_of_fact, same, text_of
 from tests.infra.specs import spec_of
 from tests.node_setup.kinds_facts import applied, as_fact, commands, machine, plan, remark, steps
 
@@ -62,7 +62,7 @@ def test_options_mean_what_lfs_makes_of_them(options: str, expected: list[dict[s
         *("-x 1", "-i 3", "-L mdt", "-p flash"),
     ],
 )
-def test_what_lfs_would_refuse_or_plan_could_not_compare_is_one_line(options: str) -> None:
+def test_layout_refused_by_lfs_or_incomparable_is_one_line(options: str) -> None:
     with pytest.raises(UserError, match=r"^lustre.stripes.options = .*; allowed: .*; fix: [^\n]*$"):
         layout_of(options.split())
 
@@ -101,7 +101,7 @@ def legal_options(draw: st.DrawFn) -> list[str]:
 
 
 @given(legal_options())
-def test_every_legal_list_of_options_is_a_layout_that_equals_its_own_reading(options: list[str]) -> None:
+def test_every_legal_option_list_equals_its_own_reading(options: list[str]) -> None:
     layout = layout_of(options)
     parts = layout["components"]
     ends = [part["end"] for part in parts]
@@ -110,7 +110,7 @@ def test_every_legal_list_of_options_is_a_layout_that_equals_its_own_reading(opt
     assert all(part["count"] is None or part["count"] == -1 or 1 <= part["count"] <= 2000 for part in parts)
     assert all(part["size"] is None or 0 < part["size"] < LARGEST_SIZE for part in parts)
     assert text_of(layout)
-    assert same(layout, found_layout(as_fact(parts)))
+    assert same(layout, layout_of_fact(as_fact(parts)))
 
 
 WORDS = st.sampled_from(["-c", "-S", "-E", "-1", "0", "1", "64k", "1M", "eof", "--stripe-count", "="])
@@ -130,7 +130,7 @@ def test_any_words_are_a_layout_or_one_line(options: list[str]) -> None:
 
 @given(legal_options(), legal_options())
 def test_layouts_that_differ_in_what_was_asked_are_not_the_same(one: list[str], other: list[str]) -> None:
-    left, right = layout_of(one), found_layout(as_fact(layout_of(other)["components"]))
+    left, right = layout_of(one), layout_of_fact(as_fact(layout_of(other)["components"]))
     pairs = list(zip(left["components"], right["components"], strict=False))
     differs = len(left["components"]) != len(right["components"]) or any(
         want[key] not in (None, have[key]) for want, have in pairs for key in ("end", "count", "size")
@@ -138,7 +138,7 @@ def test_layouts_that_differ_in_what_was_asked_are_not_the_same(one: list[str], 
     assert same(left, right) is not differs
 
 
-def test_jobs_of_any_user_write_into_a_directory_that_we_made_and_one_that_was_there_keeps_its_mode(
+def test_created_directory_is_open_to_all_and_others_keep_modes(
     tmp_path: Path,
 ) -> None:
     made, _ = commands(plan("lustre.stripes", facts_of(exists=False, empty=None, layout=None), document(*WIDE)))
@@ -152,7 +152,7 @@ def test_jobs_of_any_user_write_into_a_directory_that_we_made_and_one_that_was_t
 def test_a_directory_that_is_empty_gets_its_layout() -> None:
     [step] = steps(plan("lustre.stripes", facts_of(), document(*WIDE)))
     assert commands([step]) == [f"lfs setstripe -c -1 -S 16M {CHECKPOINTS}"]
-    assert (step.found, step.wanted) == ("to the end on 1 in 1M", "to the end on all in 16M")
+    assert (step.current, step.wanted) == ("to the end on 1 in 1M", "to the end on all in 16M")
 
 
 ALL_THERE_ARE_TODAY = as_fact([{"end": END, "count": 4, "size": 16 * MIB}])
@@ -171,7 +171,7 @@ ALL_THERE_ARE_TODAY = as_fact([{"end": END, "count": 4, "size": 16 * MIB}])
         (machine(), "skipped"),
     ],
 )
-def test_a_directory_that_holds_files_or_cannot_be_read_is_not_touched(facts: dict[str, Any], status: str) -> None:
+def test_directory_with_files_or_unreadable_is_not_touched(facts: dict[str, Any], status: str) -> None:
     assert remark(plan("lustre.stripes", facts, document(*WIDE))).status == status
 
 
@@ -192,7 +192,7 @@ def test_only_what_is_known_to_be_missing_or_empty_is_changed(exists: Any, empty
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2])
-def test_a_missing_directory_is_laid_out_also_by_two_nodes_at_once_of_which_one_dies(killed_after: int) -> None:
+def test_directory_is_striped_by_two_nodes_of_which_one_dies(killed_after: int) -> None:
     facts = facts_of(exists=False, empty=None, layout=None)
     first = second = plan("lustre.stripes", facts, document(*PROGRESSIVE))
     assert commands(first) == [

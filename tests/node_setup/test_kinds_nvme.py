@@ -40,18 +40,18 @@ def scratch(facts: dict[str, Any]) -> list[Step | Remark]:
     return plan("nvme.scratch", facts)
 
 
-def test_only_instance_store_gets_the_scheduler_and_a_rule_for_disks_to_come() -> None:
+def test_only_instance_store_gets_the_scheduler_and_rule() -> None:
     root = disk("nvme0n1", root=True, scheduler="mq-deadline", blank=False)
     volume = disk("nvme3n1", instance_store=False, scheduler="mq-deadline")
     facts = node(root, volume, disk("nvme1n1", scheduler="mq-deadline"), disk("nvme2n1"))
     said = plan("nvme.scheduler", facts)
-    assert [(step.part, step.found, step.actions) for step in steps(said)] == [
+    assert [(step.part, step.current, step.actions) for step in steps(said)] == [
         (RUNTIME, "mq-deadline", (Put("/sys/block/nvme1n1/queue/scheduler", "none"),)),
         (PERSISTED, "missing", (Write(owned.UDEV, udev_rule("none")),)),
     ]
     assert remark(plan("nvme.scheduler", applied(facts, said))).status == "ok"
     facts = node(disk("nvme1n1"), files={owned.UDEV: {"content": udev_rule("kyber"), "mode": "0644"}})
-    assert [(step.part, step.found) for step in steps(plan("nvme.scheduler", facts))] == [(PERSISTED, "differs")]
+    assert [(step.part, step.current) for step in steps(plan("nvme.scheduler", facts))] == [(PERSISTED, "differs")]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,7 @@ def test_a_disk_that_cannot_have_it_says_so(facts: dict[str, Any], status: str) 
         (TWO[:1], ["mkfs.xfs -K -L lustrain /dev/nvme1n1"]),
     ],
 )
-def test_blank_disks_become_one_file_system_also_anew_after_a_stop_and_are_only_mounted_after_a_reboot(
-    names: list[str], gather: list[str]
-) -> None:
+def test_blank_disks_are_formatted_and_only_mounted_on_reboot(names: list[str], gather: list[str]) -> None:
     facts = node(*map(disk, names))
     said, start = scratch(facts), "systemctl start opt-dlami-nvme.mount"
     assert [step.part for step in steps(said)] == [PERSISTED, RUNTIME]
@@ -103,7 +101,7 @@ def test_a_run_that_was_cut_off_anywhere_is_finished_by_the_next(names: list[str
     assert whole["mounts"][-1]["target"] == PLACE
 
 
-def test_after_a_reboot_an_array_that_nobody_assembled_is_assembled_and_its_data_is_there() -> None:
+def test_array_is_reassembled_with_its_data_after_a_reboot() -> None:
     kept = array("md127", TWO, fstype="xfs", blank=False, label=LABEL)
     facts = {**gathered(), "services": ENABLED, "array_on_disk": kept}
     said = scratch(facts)
@@ -124,7 +122,7 @@ def test_after_a_reboot_an_array_that_nobody_assembled_is_assembled_and_its_data
         ({"mountpoints": ["/data"], "fstype": "xfs", "blank": False}, "conflict", "used by /data"),
     ],
 )
-def test_one_disk_that_is_not_blank_keeps_all_from_being_formatted(
+def test_one_disk_with_data_prevents_formatting(
     changed: dict[str, Any], status: str, why: str, files: dict[str, Any]
 ) -> None:
     found = remark(scratch(node(disk("nvme1n1"), disk("nvme2n1", **changed), files=files)))
@@ -231,7 +229,7 @@ def _nothing_on(block: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_the_real_mkfs_takes_a_blank_image_once_and_refuses_it_then(tmp_path: Path) -> None:
+def test_real_mkfs_formats_a_blank_image_once(tmp_path: Path) -> None:
     mkfs = shutil.which("mkfs.xfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
     require(mkfs is not None, "no mkfs.xfs")
     image = tmp_path / "disk"

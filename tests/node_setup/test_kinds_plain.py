@@ -32,7 +32,7 @@ def said(one: Setting, facts: dict[str, Any], **request: Any) -> Said:
 
 def brief(lines: Said) -> list[tuple[str, str | None]]:
     """(part or status, found) of each."""
-    return [(one.part if isinstance(one, Step) else one.status, one.found) for one in lines]
+    return [(one.part if isinstance(one, Step) else one.status, one.current) for one in lines]
 
 
 def tuned(one: Setting, facts: dict[str, Any], **request: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_what_was_loaded_before_or_started_under_a_job_waits(one: Setting) -> No
     assert remark(again).status == Status.REBOOT
 
 
-def test_an_idle_slurmd_is_restarted_after_its_drop_in_was_read_but_not_while_our_boot_unit_runs() -> None:
+def test_idle_slurmd_is_restarted_except_during_the_boot_unit() -> None:
     facts = bare(jobs=[])
     facts["services"][UNIT] = service("loaded", "activating", "enabled", "success")
     assert only(said(SLURMD, facts)).needs == "restart of slurmd"
@@ -227,7 +227,7 @@ def limits(path: str, line: str) -> dict[str, Any]:
         (MEMLOCK, limits("limits.d/99-x.conf", "* - memlock 64"), "64"),
     ],
 )
-def test_only_a_line_that_wins_over_ours_and_will_not_do_is_a_conflict_beside_the_change(
+def test_only_a_winning_unsatisfying_line_is_a_conflict(
     one: Setting, others: dict[str, Any], found: str | None
 ) -> None:
     for facts in (bare(**others), tuned(one, bare(**others))):
@@ -240,7 +240,7 @@ def test_lines_of_ours_go_once_aws_owns_the_options() -> None:
     assert [one.actions for one in steps(said(CREDITS, there))] == [(Remove(owned.MODPROBE),)]
 
 
-def test_what_nvidias_driver_brings_is_held_together_and_the_container_toolkit_is_not() -> None:
+def test_driver_packages_are_held_but_not_container_toolkit() -> None:
     names = ("headless-550-server", "utils-550-server", "kernel-common-550-server", "driver-550", "fabricmanager-550",
              "dkms-550-server-open")  # fmt: skip
     driver = [*(f"nvidia-{name}" for name in names), "libnvidia-compute-550-server", "libnvidia-nscq-550"]
@@ -257,9 +257,7 @@ def test_a_source_that_chrony_no_longer_reads_is_a_conflict() -> None:
 
 
 @pytest.mark.parametrize(("backend", "told"), [("hyperpod-slurm", True), ("machines", False)])
-def test_hyperpod_loads_modules_before_us_and_the_row_says_that_each_new_node_needs_a_reboot(
-    backend: str, told: bool
-) -> None:
+def test_module_loaded_first_by_hyperpod_needs_a_reboot(backend: str, told: bool) -> None:
     why = remark(said(CREDITS, tuned(CREDITS, bare()), document={"backend": backend})).why
     assert ("each node that it brings needs a reboot" in why) is told
 
@@ -267,10 +265,10 @@ def test_hyperpod_loads_modules_before_us_and_the_row_says_that_each_new_node_ne
 def test_a_file_whose_setting_was_turned_off_goes() -> None:
     found = planner("file")([], frozenset({FILE.id}), tuned(FILE, bare()), Request())
     step = only(found)
-    assert (step.found, step.wanted, step.actions) == ("a; b", "no line", (Remove(owned.NEEDRESTART),))
+    assert (step.current, step.wanted, step.actions) == ("a; b", "no line", (Remove(owned.NEEDRESTART),))
 
 
-def test_grubby_takes_out_what_is_no_longer_wanted_and_keeps_what_is_not_asked_for() -> None:
+def test_grubby_removes_unwanted_and_keeps_foreign_arguments() -> None:
     there = tuned(CSTATE, bare(**AMZN), allow_reboot=True)
     gone = planner("kernel-argument")([], frozenset({CSTATE.id}), there, Request(allow_reboot=True))
     told = Run((*GRUBBY, "--remove-args=processor.max_cstate=1"), 120.0)
@@ -291,28 +289,26 @@ def unwanted(kind: str, path: str, only: tuple[str, ...] = (), **more: Any) -> S
 
 
 @DROPPED
-def test_a_file_that_nothing_wants_goes_and_a_unit_is_disabled_before(kind: str, path: str) -> None:
+def test_unwanted_file_is_removed_after_its_unit_is_disabled(kind: str, path: str) -> None:
     actions = only(unwanted(kind, path)).actions
     disable = Run(("systemctl", "disable", "lustrain-gpu-clocks.service"))
     assert actions == ((disable, Remove(path), RELOAD) if path == owned.CLOCKS_UNIT else (Remove(path),))
 
 
 @DROPPED
-def test_it_stays_where_only_some_settings_are_asked_for_and_what_is_not_there_is_not_missed(
-    kind: str, path: str
-) -> None:
+def test_file_stays_when_only_some_settings_are_selected(kind: str, path: str) -> None:
     assert unwanted(kind, path, only=("sysctl.*",)) == []
     assert unwanted(kind, path, files={path: None}) == []
     assert remark(unwanted(kind, path, disk={"/etc": {"read_only": True}})).status == "failed"
 
 
 @pytest.mark.parametrize("path", ["/usr/lib/sysctl.d/10-map-count.conf", "/etc/sysctl.d/99-sysctl.conf"])
-def test_our_file_is_not_the_one_that_lowers_what_another_file_sets(path: str) -> None:
+def test_owned_file_does_not_lower_another_files_value(path: str) -> None:
     wanted = [step.wanted for step in steps(said(MAPS, bare(**sysctl(path, "1048576"))))]
     assert wanted == ["524288", "vm.max_map_count = 1048576"]
 
 
-def test_our_file_is_not_the_one_that_lowers_the_kernels_own_default() -> None:
+def test_owned_file_does_not_lower_the_kernel_default() -> None:
     assert only(said(MAPS, bare(sysctl={"vm.max_map_count": "1048576"}))).wanted == "vm.max_map_count = 1048576"
 
 
@@ -338,17 +334,17 @@ def persisted(
     return [(step.setting, *step.actions) for step in planned]
 
 
-def test_one_file_holds_all_lines_sorted_and_each_step_writes_the_same() -> None:
+def test_each_step_writes_the_same_sorted_file() -> None:
     assert persisted([RATIO, MAPS], [RATIO, MAPS], None) == [(RATIO.id, BOTH), (MAPS.id, BOTH)]
 
 
-def test_lines_that_nobody_wants_any_more_go_and_a_file_without_lines_too() -> None:
+def test_unwanted_lines_and_empty_files_are_removed() -> None:
     assert persisted([MAPS], [MAPS, RATIO], HEADER + MAPS_LINE + RATIO_LINE) == [(RATIO.id, ALONE)]
     assert persisted([], [RATIO], HEADER + RATIO_LINE) == [(RATIO.id, Remove(owned.SYSCTL))]
     assert persisted([MAPS], [MAPS], HEADER + RETIRED + MAPS_LINE) == [("sysctl.retired", ALONE)]
 
 
-def test_while_only_some_are_asked_for_all_other_lines_stay_as_they_are() -> None:
+def test_lines_of_unselected_settings_stay() -> None:
     assert persisted([MAPS], [MAPS], HEADER + RETIRED + MAPS_LINE, (MAPS.id,)) == []
     kept = Write(owned.SYSCTL, HEADER + OTHER_RATIO + MAPS_LINE)
     assert persisted([MAPS, RATIO], [MAPS], HEADER + OTHER_RATIO, (MAPS.id,)) == [(MAPS.id, kept)]

@@ -19,7 +19,7 @@ from paramiko.ssh_exception import BadHostKeyException
 
 from node_setup.fleet.faults import HOST_KEY, Fault, of_connecting
 from node_setup.fleet.known_hosts import KnownHosts, UnrecordedError
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from tests.node_setup.local_sshd import PATIENT, Sshd
 
 
@@ -37,7 +37,7 @@ def line(name: str, key: PKey) -> str:
     return f"{name} {key.get_name()} {key.get_base64()}\n"
 
 
-def test_of_two_runs_that_meet_one_new_machine_the_second_believes_the_first(file: Path, keys: list[PKey]) -> None:
+def test_second_run_trusts_the_key_that_the_first_recorded(file: Path, keys: list[PKey]) -> None:
     first, second = KnownHosts(str(file)), KnownHosts(str(file))
     first.record("n1", keys[0])
     second.record("n1", keys[0])
@@ -51,7 +51,7 @@ def test_of_two_runs_that_meet_one_new_machine_the_second_believes_the_first(fil
 
 
 @pytest.mark.slow
-def test_who_finds_the_file_taken_waits_and_reads_what_was_written(file: Path, keys: list[PKey]) -> None:
+def test_writer_waits_for_the_lock_and_rereads_the_file(file: Path, keys: list[PKey]) -> None:
     known = KnownHosts(str(file))
     known.record("n0", keys[0])
     said: list[BaseException] = []
@@ -101,9 +101,7 @@ def test_processes_at_one_moment_record_one_key_for_each_machine(file: Path) -> 
 
 
 @pytest.mark.parametrize("before", ["", "# mine\n", "n0 ssh-nothing AAAA\n", "n0 ssh-rsa !\n"])
-def test_lines_of_others_stay_and_a_last_one_without_its_end_is_ended(
-    before: str, file: Path, keys: list[PKey]
-) -> None:
+def test_foreign_lines_stay_and_a_last_line_gets_its_newline(before: str, file: Path, keys: list[PKey]) -> None:
     known = KnownHosts(str(file))
     file.parent.mkdir()
     file.write_text(before + line("n1", keys[0]).rstrip())
@@ -132,7 +130,7 @@ def test_half_a_line_is_taken_back_and_its_machine_not_let_in(file: Path, keys: 
     assert file.read_text() == line("n1", keys[0]) + line("n2", keys[2])
 
 
-def test_what_cannot_be_recorded_is_no_refused_login_and_no_node_out_of_reach(file: Path, keys: list[PKey]) -> None:
+def test_unrecordable_key_is_a_fault_of_its_own(file: Path, keys: list[PKey]) -> None:
     known = KnownHosts(str(file))
     file.parent.touch()
     with pytest.raises(UnrecordedError) as caught:
@@ -143,9 +141,9 @@ def test_what_cannot_be_recorded_is_no_refused_login_and_no_node_out_of_reach(fi
 
 
 @pytest.mark.slow
-def test_over_ssh_a_key_that_was_recorded_since_the_run_began_is_the_one(own_machine: Sshd, file: Path) -> None:
+def test_key_recorded_during_the_run_is_the_valid_one(own_machine: Sshd, file: Path) -> None:
     own_machine.start()
-    first, second = Ways(KnownHosts(str(file)), PATIENT), Ways(KnownHosts(str(file)), PATIENT)
+    first, second = Connections(KnownHosts(str(file)), PATIENT), Connections(KnownHosts(str(file)), PATIENT)
     first.close(first.connect(own_machine.node, Deadline(300)))
     own_machine.new_host_key()
     with pytest.raises(Fault, match="its host key has changed") as caught:

@@ -78,9 +78,7 @@ def test_good_advice_is_let_be(name: str, value: str) -> None:
     ("name", "value", "machine"),
     [("FI_EFA_USE_DEVICE_RDMA", "1", "gaudi"), ("RDMAV_FORK_SAFE", "1", "gaudi"), ("NCCL_SOCKET_IFNAME", "ib0", "cpu")],
 )
-def test_what_gaudis_host_nic_needs_and_what_owners_of_other_machines_do_is_right_there_only(
-    name: str, value: str, machine: str
-) -> None:
+def test_variables_of_gaudi_and_machines_are_right_only_there(name: str, value: str, machine: str) -> None:
     assert found(name, value, machine) is None
     assert found(name, value, "p5") is not None
 
@@ -92,7 +90,7 @@ def test_device_rdma_on_a_type_without_it_ends_the_application() -> None:
     assert lint(facts)[0]["harm"] == "harmful"
 
 
-def test_what_slurm_gives_one_job_is_not_what_a_file_gives_everybody() -> None:
+def test_variable_of_one_slurm_job_is_not_one_for_all() -> None:
     assert found("CUDA_VISIBLE_DEVICES", "0,1", where="slurm job 4711") is None
 
 
@@ -112,7 +110,7 @@ def test_the_harmful_come_first() -> None:
     assert [one["harm"] for one in lint(facts)] == ["harmful", "useless", "debug"]
 
 
-def test_a_value_is_shown_without_its_quotes_and_an_endless_one_is_cut() -> None:
+def test_value_is_shown_unquoted_and_cut_when_long() -> None:
     quoted, endless = (
         found("NCCL_SOCKET_IFNAME", '"eth0"'),
         found("LD_LIBRARY_PATH", "/opt/amazon/efa/lib/:" + "/x" * 500),

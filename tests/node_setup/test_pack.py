@@ -39,7 +39,7 @@ def test_the_agent_is_small_and_its_digest_is_its_files(agent: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_the_bytes_do_not_depend_on_where_and_when_they_are_packed(umask: int, agent: Path, tmp_path: Path) -> None:
+def test_packed_bytes_are_reproducible(umask: int, agent: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     for room in ("lustrain", "node_setup"):
         shutil.copytree(REPOSITORY / room, clone / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -74,7 +74,7 @@ def test_a_change_of_a_source_changes_the_digest(agent: Path, monkeypatch: pytes
     assert pack.pack(tmp_path / "agent.pyz") != hashlib.sha256(agent.read_bytes()).hexdigest()
 
 
-def test_it_holds_the_agent_and_the_settings_and_nothing_of_the_operators_side(agent: Path) -> None:
+def test_pack_holds_agent_and_settings_only(agent: Path) -> None:
     with zipfile.ZipFile(agent) as file:
         names = file.namelist()
         tables = json.loads(file.read("node_setup/settings.json"))

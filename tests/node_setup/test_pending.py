@@ -40,13 +40,11 @@ def facts_of(host: BareHost) -> Facts:
         ([step(Run(("mkfs.xfs", "/dev/md0")), part=RUNTIME), step(Write("/m", "x"), Run(("mdadm", "--create")))], []),
     ],
 )
-def test_owed_is_what_takes_a_file_in_and_nothing_that_may_not_be_done_twice(
-    steps: list[Step], asked: list[tuple[str, ...]]
-) -> None:
-    assert pending.following(steps) == asked
+def test_noted_commands_load_files_and_are_repeatable(steps: list[Step], asked: list[tuple[str, ...]]) -> None:
+    assert pending.commands_for_files(steps) == asked
 
 
-def test_what_is_noted_before_an_apply_is_planned_after_a_kill_and_gone_when_it_is_done(tmp_path: Path) -> None:
+def test_note_of_an_apply_is_planned_after_a_kill_then_removed(tmp_path: Path) -> None:
     host, steps = BareHost(tmp_path), [step(Write("/u", "x"), RELOAD), step(Write("/s", "x"), CHRONY)]
     pending.begin(host, steps, facts_of(host), silent)
     after_kill = facts_of(host)
@@ -88,7 +86,7 @@ def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
     assert not (tmp_path / "var").exists()
 
 
-def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Path) -> None:
+def test_unwritable_note_is_logged_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("a file where a folder should be")
     lines: list[str] = []
     pending.begin(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, lines.append)
@@ -96,7 +94,7 @@ def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Pat
     assert [owned.PENDING in line for line in lines] == [True]
 
 
-def test_every_program_on_the_list_is_one_that_some_kind_runs_for_its_files() -> None:
+def test_every_listed_program_is_run_by_some_kind() -> None:
     kinds = Path(__file__).parents[2] / "node_setup/agent/kinds"
     text = "".join(file.read_text() for file in kinds.rglob("*.py"))
     for command in kind.TAKE_IN:

@@ -47,7 +47,7 @@ PROFILES: list[tuple[dict[str, Any], Request, str, str]] = [
 
 
 @pytest.mark.parametrize(("facts", "request_", "profile", "why"), PROFILES)
-def test_a_flag_comes_before_the_cluster_and_the_cluster_before_facts(
+def test_profile_is_by_flag_then_cluster_then_facts(
     facts: dict[str, Any], request_: Request, profile: str, why: str
 ) -> None:
     chosen, because = choose_profile(bare(**facts), request_)
@@ -68,7 +68,7 @@ TWICE = {**tuned(), "groups": {**GROUPS, "more": GROUPS["train"]}}
         (None, None, Request(document=tuned()), None),
     ],
 )
-def test_a_node_keeps_the_group_that_it_was_told_and_is_else_of_the_only_one_of_its_type(
+def test_group_is_the_recorded_one_or_the_only_one_of_its_type(
     told: str | None, kind: str | None, request_: Request, group: str | None
 ) -> None:
     facts = {**bare(instance__type=kind), "group": told}
@@ -156,7 +156,7 @@ def test_only_takes_patterns_and_plans_and_reports_nothing_else() -> None:
     assert set(found) == {one.id for one in SETTINGS if one.id.startswith("sysctl.vm.") or one.id == "limit.memlock"}
 
 
-def test_a_value_that_is_a_multiple_of_an_unknown_fact_is_unknown() -> None:
+def test_value_per_unknown_fact_is_unknown() -> None:
     per: dict[str, Any] = {"value": "", "value_per": ("cpu.count", 1000.0), "allowed": "integer"}
     settings = [replace(one, **per) for one in SETTINGS if one.id == MAPS]
     assert plan(settings, bare(), Request()).steps[0].wanted == "192000"
@@ -164,7 +164,7 @@ def test_a_value_that_is_a_multiple_of_an_unknown_fact_is_unknown() -> None:
     assert remark.status == Status.UNKNOWN
 
 
-def test_lines_of_a_setting_whose_condition_cannot_be_judged_stay() -> None:
+def test_lines_of_a_setting_with_unknown_condition_stay() -> None:
     asked = Request(overrides={RATIO: "on"})
     done = applied(bare(), plan(SETTINGS, bare(), asked).steps)
     assert "vm.dirty_ratio = 5" in done["files"][owned.SYSCTL]["content"]

@@ -125,7 +125,7 @@ def test_every_selected_setting_is_answered_for(facts: dict[str, Any], request: 
 
 
 @given(nodes(), REQUESTS)
-def test_what_is_turned_off_is_in_no_file_and_not_changed_at_run_time(facts: dict[str, Any], request: Request) -> None:
+def test_setting_turned_off_is_in_no_file_and_not_applied(facts: dict[str, Any], request: Request) -> None:
     tuned = applied(facts, plan(SETTINGS, facts, Request(document=request.document)).steps)
     off = {name for name, value in request.overrides.items() if value == "off"} & (
         set(request.only) or {*request.overrides}

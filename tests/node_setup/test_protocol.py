@@ -24,9 +24,9 @@ from node_setup.fleet.agent_call import AgentCall, pid1_age
 from node_setup.fleet.faults import DISK, LOST, NO_ANSWER, PYTHON, RUNS_ON, STOPPED, SUDO, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
-from node_setup.fleet.protocol import Agent, Question, Reply, Traffic, ask
+from node_setup.fleet.protocol import Agent, Request, Response, Traffic, send_request
 from node_setup.fleet.session import Completed, LocalSession
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from tests.conftest import require
 from tests.node_setup.local_sshd import PATIENT, Sshd
 from tests.node_setup.meanwhile import Sleeper, once
@@ -54,7 +54,7 @@ class Said:
     def __init__(self, *answers: Completed, root: bool = True) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, bytes]] = []
-        self.root, self.user, self.to_be_root = root, "root" if root else "ubuntu", "become root"
+        self.root, self.user, self.root_fix = root, "root" if root else "ubuntu", "become root"
 
     def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
         self.asked.append((command, stdin))
@@ -66,7 +66,7 @@ class Said:
 
 def fault_of(answer: Completed, tmp_path: Path, *, root: bool = True) -> Fault:
     with pytest.raises(Fault) as caught:
-        ask(Said(answer, root=root), agent(SPEAKS, tmp_path), Question("plan"), Traffic())
+        send_request(Said(answer, root=root), agent(SPEAKS, tmp_path), Request("plan"), Traffic())
     return caught.value
 
 
@@ -104,18 +104,18 @@ def test_an_answer_is_believed_whatever_the_agent_says_of_it(status: int, tmp_pa
     ours = agent(SPEAKS, tmp_path)
     said = {"version": 1, "agent": ours.sha, "rows": []}
     out = Completed(status, f"Welcome to the node\n{json.dumps(said)}\n".encode(), b"sudo: unable to resolve host n1\n")
-    reply = ask(Said(out), ours, Question("plan"), Traffic())
-    assert reply == Reply(status, parse(said), ("sudo: unable to resolve host n1",))
+    response = send_request(Said(out), ours, Request("plan"), Traffic())
+    assert response == Response(status, parse(said), ("sudo: unable to resolve host n1",))
 
 
-def test_whoever_is_not_root_goes_through_sudo_and_looking_at_this_machine_does_not(tmp_path: Path) -> None:
+def test_sudo_is_used_unless_root_or_reading_locally(tmp_path: Path) -> None:
     for root, privileged, begin in (
         (True, True, "sh -c"),
         (False, True, "env LC_ALL=C sudo -n sh -c"),
         (False, False, "sh -c"),
     ):
         said = Said(Completed(1, b'{"version": 1}', b""), root=root)
-        ask(said, agent(SPEAKS, tmp_path), Question("plan", privileged=privileged), Traffic())
+        send_request(said, agent(SPEAKS, tmp_path), Request("plan", privileged=privileged), Traffic())
         assert said.asked[0][0].startswith(begin)
 
 
@@ -126,7 +126,7 @@ def here() -> LocalSession:
 
 
 @pytest.mark.slow
-def test_stopping_ends_what_runs_on_this_machine_with_all_that_it_started(tmp_path: Path) -> None:
+def test_stop_ends_the_local_agent_and_its_children(tmp_path: Path) -> None:
     stopped, file = threading.Event(), tmp_path / "children"
     script = f"trap '' TERM; timeout 3600 sleep 3600 & echo $! $$ >{file}; sleep 3600; wait"
     once(lambda: file.exists() and file.read_text().endswith("\n"), stopped.set)
@@ -151,27 +151,25 @@ def test_an_agent_of_root_behind_sudo_is_said_to_run_on(here: LocalSession, monk
 
 
 def test_whoever_may_not_sudo_here_is_told_to_call_fab_by_it(here: LocalSession, tmp_path: Path) -> None:
-    assert here.to_be_root == f"run all of it as root: sudo {Path(sys.argv[0]).absolute()} …"
+    assert here.root_fix == f"run all of it as root: sudo {Path(sys.argv[0]).absolute()} …"
     assert fault_of(Completed(1, b"", b"sudo: a password is required"), tmp_path, root=False).fix == "become root"
 
 
-def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tuple[Reply, Traffic]:
+def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tuple[Response, Traffic]:
     traffic = Traffic()
-    reply = ask(session, ours, Question("plan", request, **{"privileged": False, **more}), traffic)
-    return reply, traffic
+    response = send_request(session, ours, Request("plan", request, **{"privileged": False, **more}), traffic)
+    return response, traffic
 
 
 @pytest.mark.slow
-def test_the_first_time_takes_two_round_trips_and_every_other_one_and_the_request_arrives_as_it_is(
-    here: LocalSession, tmp_path: Path
-) -> None:
+def test_first_call_takes_two_round_trips_and_later_ones_one(here: LocalSession, tmp_path: Path) -> None:
     ours, request = agent(SPEAKS, tmp_path), {"overrides": {"a.b": "x 'y' \"z\" $(w) \\ \n ü"}, "only": ["*"]}
-    reply, traffic = asked(here, ours, request)
-    assert (reply.answer.to_json()["command"], reply.answer.to_json()["request"]) == ("plan", request)
+    response, traffic = asked(here, ours, request)
+    assert (response.answer.to_json()["command"], response.answer.to_json()["request"]) == ("plan", request)
     assert traffic.round_trips == 2
     assert traffic.sent > len(ours.content)
-    reply, traffic = asked(here, ours, {"profile": "cpu", "status": 2})
-    assert (reply.status, traffic.round_trips) == (2, 1)
+    response, traffic = asked(here, ours, {"profile": "cpu", "status": 2})
+    assert (response.status, traffic.round_trips) == (2, 1)
     assert traffic.sent < 600
     path = Path(ours.path)
     assert [one.name for one in path.parent.iterdir()] == ["agent.pyz"]
@@ -186,8 +184,8 @@ def test_another_agent_or_a_damaged_one_is_replaced(here: LocalSession, tmp_path
     ours = agent(SPEAKS, tmp_path)
     Path(ours.path).parent.mkdir()
     Path(ours.path).write_bytes(found)
-    reply, traffic = asked(here, ours, {})
-    assert (reply.status, traffic.round_trips) == (0, 2)
+    response, traffic = asked(here, ours, {})
+    assert (response.status, traffic.round_trips) == (0, 2)
     assert Path(ours.path).read_bytes() == ours.content
 
 
@@ -257,9 +255,9 @@ def test_an_agent_that_hangs_is_ended_on_the_node(here: LocalSession, tmp_path: 
 
 @pytest.fixture
 def asker(machine: Sshd, tmp_path: Path) -> Iterator[Callable[[str], AgentCall]]:
-    ways = Ways(KnownHosts(str(tmp_path / "known")), replace(PATIENT, retries=1, first_pause_s=0.1))
-    yield lambda text: AgentCall(ways, agent(text, tmp_path), "plan", lambda node: {"group": node.group})
-    ways.stop()
+    connections = Connections(KnownHosts(str(tmp_path / "known")), replace(PATIENT, retries=1, first_pause_s=0.1))
+    yield lambda text: AgentCall(connections, agent(text, tmp_path), "plan", lambda node: {"group": node.group})
+    connections.stop()
 
 
 @pytest.mark.slow
@@ -281,7 +279,7 @@ def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[st
     program.chmod(0o755)
     work = asker(SPEAKS)
 
-    class Plain(type(work.ways)):  # type: ignore[misc]
+    class Plain(type(work.connections)):  # type: ignore[misc]
         """Takes whom the session belongs to for no root."""
 
         def connect(self, node: Any, deadline: Deadline) -> Any:
@@ -289,12 +287,12 @@ def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[st
             session.__class__ = type("User", (session.__class__,), {"root": False})
             return session
 
-    ways = Plain(work.ways.known_hosts, work.ways.limits)
+    connections = Plain(work.connections.known_hosts, work.connections.limits)
     try:
         with pytest.raises(Fault) as caught:
-            replace(work, ways=ways)(machine.node, Deadline(300), Traffic())
+            replace(work, connections=connections)(machine.node, Deadline(300), Traffic())
     finally:
-        ways.stop()
+        connections.stop()
         program.unlink()
     assert (caught.value.kind, getpass.getuser() in caught.value.fix) == (SUDO, True)
 
@@ -304,8 +302,8 @@ def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[st
 def test_a_connection_that_breaks_is_told_from_a_reboot(
     machine: Sshd, asker: Callable[[str], AgentCall], monkeypatch: pytest.MonkeyPatch, sleeper: Sleeper, rebooted: bool
 ) -> None:
-    monkeypatch.setattr(agent_call, "LOOKS_AFTER_LOSS_S", 300.0)
-    monkeypatch.setattr(agent_call, "AGE_WITHIN_S", 300.0)
+    monkeypatch.setattr(agent_call, "RECONNECT_TIMEOUT_S", 300.0)
+    monkeypatch.setattr(agent_call, "AGE_TIMEOUT_S", 300.0)
     if rebooted:
         monkeypatch.setattr(agent_call, "pid1_age", lambda session: 0.0)
     once(sleeper.begun, machine.cut)
@@ -321,7 +319,7 @@ def test_a_node_that_stays_away_is_said_to(
 ) -> None:
     refused: list[Fault] = []
 
-    class Counting(Ways):
+    class Counting(Connections):
         def connect(self, node: Node, deadline: Deadline) -> Any:
             try:
                 return super().connect(node, deadline)
@@ -337,14 +335,14 @@ def test_a_node_that_stays_away_is_said_to(
 
     monkeypatch.setattr(agent_call, "Deadline", lambda seconds: Deadline(seconds, lambda: 10.0 * len(refused)))
     own_machine.start()
-    ways = Counting(KnownHosts(str(tmp_path / "known")), PATIENT)
+    connections = Counting(KnownHosts(str(tmp_path / "known")), PATIENT)
     once(sleeper.begun, leave)
-    call = AgentCall(ways, agent(sleeper.program, tmp_path), "plan", lambda node: {})
+    call = AgentCall(connections, agent(sleeper.program, tmp_path), "plan", lambda node: {})
     try:
         with pytest.raises(Fault) as caught:
             call(own_machine.node, Deadline(300), Traffic())
     finally:
-        ways.stop()
+        connections.stop()
     assert (caught.value.kind, "since then: connection refused" in caught.value.why) == (LOST, True)
     assert len(refused) == 2
 
@@ -369,8 +367,10 @@ def test_the_age_of_the_first_process_is_in_seconds(here: LocalSession) -> None:
 def test_a_tune_waits_for_another_runs_with_a_part_of_its_time(
     command: str, seconds: float, words: str, tmp_path: Path
 ) -> None:
-    ways = Ways(KnownHosts(str(tmp_path / "known")))
+    connections = Connections(KnownHosts(str(tmp_path / "known")))
     said = Said(Completed(1, b'{"version": 1}', b""))
-    ways.connect = lambda node, deadline: said  # type: ignore[method-assign]
-    AgentCall(ways, agent(SPEAKS, tmp_path), command, lambda one: {})(Node("n1", "n1"), Deadline(seconds), Traffic())
+    connections.connect = lambda node, deadline: said  # type: ignore[method-assign]
+    AgentCall(connections, agent(SPEAKS, tmp_path), command, lambda one: {})(
+        Node("n1", "n1"), Deadline(seconds), Traffic()
+    )
     assert f"agent.pyz {words}" in said.asked[0][0]

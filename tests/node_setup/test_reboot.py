@@ -21,11 +21,11 @@ from node_setup.fleet.hosts import THIS_MACHINE, Node
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
-from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.run import FleetRun
 from node_setup.fleet.session import Completed
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from node_setup.request import Tuning
 
 AWAY = Fault(UNREACHABLE, "connection refused", passing=True)
@@ -72,23 +72,25 @@ SENT = Completed(0, b"", b"")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebooting, "LOOKS_EVERY_S", 0.01)
-    monkeypatch.setattr(rebooting, "SETTLES_WITHIN_S", 0.3)
+    monkeypatch.setattr(rebooting, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(rebooting, "SETTLE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(rebooting, "LEAST_S", 29.0)
 
 
 @pytest.fixture
 def rebooted(tmp_path: Path) -> Callable[..., Outcome]:
     def run(node: Node1, *, check: bool = False, wait: str = "60") -> Outcome:
-        ways = Ways(KnownHosts(str(tmp_path / "known")))
-        ways.connect = node.connect  # type: ignore[method-assign]
-        made = FleetRun(Options(), Inventory((Node("n1", "n1"),)), Tuning(), ways, Pace(), Agent(b"", "0" * 64))
+        connections = Connections(KnownHosts(str(tmp_path / "known")))
+        connections.connect = node.connect  # type: ignore[method-assign]
+        made = FleetRun(
+            Options(), Inventory((Node("n1", "n1"),)), Tuning(), connections, Concurrency(), Agent(b"", "0" * 64)
+        )
         return rebooting.reboot(made, check=check, wait=wait)[0]
 
     return run
 
 
-def test_a_node_is_back_when_another_boot_answers_and_nothing_is_left_to_do(rebooted: Any) -> None:
+def test_node_is_back_when_a_new_boot_is_in_sync(rebooted: Any) -> None:
     node = Node1(boot(1), SENT, boot(1), AWAY, AWAY, boot(2), plan(2), plan(0))
     outcome = rebooted(node)
     assert (outcome.kind, outcome.status) == (ANSWERED, 0)
@@ -139,10 +141,10 @@ def on_hyperpod(tmp_path: Path, answers: dict[str, Completed | Fault], region: s
     found = tuple(
         Node(name, name, "controller" if name.startswith("head") else "train", f"i-{name}") for name in answers
     )
-    ways = Ways(KnownHosts(str(tmp_path / "known")))
-    ways.connect = lambda node, deadline: Node1(answers[node.name]).connect(node, deadline)  # type: ignore[method-assign]
+    connections = Connections(KnownHosts(str(tmp_path / "known")))
+    connections.connect = lambda node, deadline: Node1(answers[node.name]).connect(node, deadline)  # type: ignore[method-assign]
     cluster = parse({**described, "groups": groups, **fixed})
-    return FleetRun(Options(), Inventory(found, cluster), Tuning(), ways, Pace(), Agent(b"", "0" * 64))
+    return FleetRun(Options(), Inventory(found, cluster), Tuning(), connections, Concurrency(), Agent(b"", "0" * 64))
 
 
 def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> None:
@@ -150,8 +152,8 @@ def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> No
     made = on_hyperpod(
         tmp_path, {"head": asked, "n1": boot(1), "n2": boot(1, 4, refused="a job runs: slurm 12"), "n3": AWAY}
     )
-    assert rebooting.left_to_hyperpod(made)
-    left = rebooting.for_hyperpod(made)
+    assert rebooting.belongs_to_hyperpod(made)
+    left = rebooting.plan_hyperpod_reboot(made)
     assert left.commands == [
         "aws sagemaker batch-reboot-cluster-nodes --region us-west-2 --cluster-name pod --node-ids i-n1"
     ]
@@ -164,19 +166,21 @@ def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> No
 
 
 def test_hyperpod_takes_twenty_five_nodes_at_once(tmp_path: Path) -> None:
-    left = rebooting.for_hyperpod(on_hyperpod(tmp_path, {f"n{number}": boot(1) for number in range(51)}, None))
+    left = rebooting.plan_hyperpod_reboot(on_hyperpod(tmp_path, {f"n{number}": boot(1) for number in range(51)}, None))
     counts = [command.partition("--node-ids ")[2].count("i-") for command in left.commands]
     assert counts == [25, 25, 1]
     assert "--region" not in left.commands[0]
 
 
 def test_where_every_worker_has_a_job_no_command_is_named(tmp_path: Path) -> None:
-    left = rebooting.for_hyperpod(on_hyperpod(tmp_path, {"head": boot(1), "n1": boot(1, 4, refused="a job runs")}))
+    left = rebooting.plan_hyperpod_reboot(
+        on_hyperpod(tmp_path, {"head": boot(1), "n1": boot(1, 4, refused="a job runs")})
+    )
     assert (left.commands, left.lines[-1]) == ([], "nothing was rebooted: no worker may be rebooted now")
 
 
 @pytest.mark.parametrize(("check", "code"), [(False, 1), (True, 0)])
-def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_was_rebooted(
+def test_hyperpod_reboot_is_left_to_hyperpod_with_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: bool, code: int
 ) -> None:
     monkeypatch.setattr(tasks, "prepare", lambda *of: on_hyperpod(tmp_path, {"n1": boot(1)}))
@@ -187,8 +191,8 @@ def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_
 
 
 def test_this_machine_is_not_rebooted_and_a_wait_is_a_number(tmp_path: Path) -> None:
-    ways = Ways(KnownHosts(str(tmp_path / "known")))
-    made = FleetRun(Options(), Inventory((THIS_MACHINE,)), Tuning(), ways, Pace(), Agent(b"", ""))
+    connections = Connections(KnownHosts(str(tmp_path / "known")))
+    made = FleetRun(Options(), Inventory((THIS_MACHINE,)), Tuning(), connections, Concurrency(), Agent(b"", ""))
     with pytest.raises(UserError, match="this machine"):
         rebooting.reboot(made, check=False, wait="900")
     with pytest.raises(UserError, match="--wait = 'soon'"):

@@ -8,7 +8,7 @@ import pytest
 
 from node_setup.agent.model import Request
 from node_setup.agent.run.refusal import at_boot, refusal
-from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.hardware import notice
 
 SLURM, GPU = {"kind": "slurm", "id": "123"}, {"kind": "gpu", "id": "7"}
@@ -46,9 +46,7 @@ STOP = announced("maintenance", "instance-stop", 1.0)
         (REBALANCE, None),
     ],
 )
-def test_a_node_with_jobs_or_near_its_end_is_left_alone_and_the_line_says_how_to_go_on(
-    facts: dict[str, Any], why: str | None
-) -> None:
+def test_node_with_jobs_or_near_its_end_is_left_alone(facts: dict[str, Any], why: str | None) -> None:
     said = refusal(facts)
     assert (said is None) == (why is None)
     if said and why:
@@ -67,7 +65,7 @@ def test_a_node_with_jobs_or_near_its_end_is_left_alone_and_the_line_says_how_to
         ({**SOON, "jobs": [SLURM]}, True),
     ],
 )
-def test_a_reboot_that_ec2_wants_may_be_made_and_no_other_under_notice(facts: dict[str, Any], refused: bool) -> None:
+def test_only_a_reboot_that_ec2_announced_is_made_under_notice(facts: dict[str, Any], refused: bool) -> None:
     assert (refusal(facts, to_reboot=True) is not None) is refused
 
 
@@ -90,8 +88,8 @@ def test_at_a_boot_only_a_job_that_was_given_out_refuses(facts: dict[str, Any], 
     ("facts", "status"),
     [(SPOT, "failed"), (SOON, "failed"), (STOP, "failed"), (FAR, "warning"), (REBALANCE, "warning")],
 )
-def test_a_node_is_drained_for_its_end_and_not_for_what_is_weeks_off(facts: dict[str, Any], status: str) -> None:
+def test_node_is_drained_for_a_near_end_only(facts: dict[str, Any], status: str) -> None:
     request = Request()
-    said = notice(facts, expected(facts, request), request)
+    said = notice(facts, expected_hardware(facts, request), request)
     assert said.status == status
     assert ("fab node-reboot" in said.why) is (facts["metadata"]["notice"]["action"] == "system-reboot")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import DIFFERS
-from node_setup import report, verify_report
+from node_setup import report
 from node_setup.answers import parse
 from node_setup.fleet.faults import HOST_KEY, LOGIN, LOST, NOT_BEGUN, STOPPED, SUDO, TIMEOUT, UNREACHABLE
 from node_setup.fleet.hosts import Node, Route
@@ -55,9 +55,7 @@ def bad(name: str, kind: str) -> Outcome:
         ([answered("a", 77)], 1),
     ],
 )
-def test_the_worst_node_gives_the_exit_code_and_failed_is_worse_than_not_reached(
-    outcomes: list[Outcome], code: int
-) -> None:
+def test_exit_code_is_the_worst_nodes(outcomes: list[Outcome], code: int) -> None:
     assert report.exit_code(outcomes) == code
 
 
@@ -70,7 +68,7 @@ def test_a_table_counts_by_node_and_tells_what_changed_under_it() -> None:
         answered("n2", 1, read_only, left, row("v", "skipped", 'opt-in: name it "on"'), opt_in),
         bad("n3", UNREACHABLE),
     ]
-    assert report.tuned(outcomes, check=False) == [
+    assert report.tune_lines(outcomes, check=False) == [
         "node  profile  settings  ok  changed  skipped  failed  reboot",
         "n1    cpu             5   2        1        1       0       1",
         "n2    cpu             4   0        0        3       1       0  failed",
@@ -94,8 +92,8 @@ def test_a_table_counts_by_node_and_tells_what_changed_under_it() -> None:
     ]
 
 
-def test_a_check_counts_what_would_change_and_says_that_it_differs() -> None:
-    lines = report.tuned([answered("n1", 2, row("a", "change", wanted="2"))], check=True)
+def test_check_counts_changes_and_reports_differs() -> None:
+    lines = report.tune_lines([answered("n1", 2, row("a", "change", wanted="2"))], check=True)
     assert lines[0].split() == ["node", "profile", "settings", "ok", "to", "change", "skipped", "failed", "reboot"]
     assert lines[1].split() == ["n1", "cpu", "1", "0", "1", "0", "0", "0", "differs"]
     assert "  change   a: nothing → 2" in lines
@@ -104,7 +102,7 @@ def test_a_check_counts_what_would_change_and_says_that_it_differs() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ok", "skipped", "change", "failed", "unknown"]))))
 def test_a_setting_of_many_parts_is_counted_once_as_its_worst(rows: list[tuple[str, str]]) -> None:
-    lines = report.tuned([answered("n1", 2, *(row(name, status) for name, status in rows))], check=True)
+    lines = report.tune_lines([answered("n1", 2, *(row(name, status) for name, status in rows))], check=True)
     total, *parts = map(int, lines[1].split()[2:-1])
     assert total == sum(parts) == len({name for name, _ in rows})
     assert parts[3] == len({name for name, status in rows if status in ("failed", "unknown")})
@@ -113,7 +111,7 @@ def test_a_setting_of_many_parts_is_counted_once_as_its_worst(rows: list[tuple[s
 
 def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
     rows = [row(f"gpu.{name}", "skipped", "for efa-gpu; this node is cpu") for name in "abcdef"]
-    lines = report.tuned([answered("n1", 0, *rows, row("x", "skipped", "turned off"))], check=False)
+    lines = report.tune_lines([answered("n1", 0, *rows, row("x", "skipped", "turned off"))], check=False)
     assert lines[-5:-1] == [
         "skipped:",
         "  for efa-gpu; this node is cpu: gpu.a, gpu.b, gpu.c, gpu.d and 2 more",
@@ -129,10 +127,8 @@ def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
         *((bad("n1", kind), kind, f"1 node: 1 {kind}") for kind in (STOPPED, NOT_BEGUN, TIMEOUT)),
     ],
 )
-def test_a_node_that_was_not_tuned_is_called_the_same_in_its_row_and_below(
-    outcome: Outcome, word: str, line: str
-) -> None:
-    lines = report.tuned([outcome], check=False)
+def test_untuned_node_has_one_word_in_row_and_details(outcome: Outcome, word: str, line: str) -> None:
+    lines = report.tune_lines([outcome], check=False)
     assert (lines[1].endswith(word), line in lines) == (True, True)
 
 
@@ -141,13 +137,13 @@ def test_findings_that_nodes_share_stand_once() -> None:
                "fix": "remove it", "harm": "harmful"}  # fmt: skip
     nodes = [answered(name, 0, lint=[finding] * (name != "n3")) for name in ("n1", "n2", "n3")]
     line = "  harmful: NCCL_PROTO=simple in /etc/nccl.conf:3: replaces the plugin's; fix: remove it (n1, n2)"
-    assert report.tuned(nodes, check=False)[-3:-1] == [line, ""]
+    assert report.tune_lines(nodes, check=False)[-3:-1] == [line, ""]
 
 
 @given(st.text(), st.text())
 def test_foreign_text_cannot_move_the_cursor_or_make_lines(why: str, found: str) -> None:
     changed = row("a", "changed", why, found=found, wanted="2")
-    lines = report.tuned([answered("n1", 0, changed, row("s", "skipped", why))], check=False)
+    lines = report.tune_lines([answered("n1", 0, changed, row("s", "skipped", why))], check=False)
     assert all(one.isprintable() for line in lines for one in line)
 
 
@@ -174,10 +170,10 @@ FACTS = {
 }  # fmt: skip
 
 
-def test_facts_are_a_line_a_node_and_what_is_not_known_is_no_nought() -> None:
+def test_facts_are_a_line_per_node_with_dashes_for_unknown() -> None:
     said = {"n1": parse(FACTS), "n2": parse({"version": 1})}
     known = [replace(answered(name), answer=answer) for name, answer in said.items()]
-    lines = report.facts([*known, bad("n3", LOGIN)])
+    lines = report.facts_lines([*known, bad("n3", LOGIN)])
     assert " ".join(lines[1].split()) == "n1 train p5.48xlarge ubuntu 22.04 6.8 192 2000 8 0 - 0"
     assert lines[2].split() == ["n2", *["-"] * 10]
     told = "  login refused: why it is so; fix: what to do"
@@ -196,24 +192,24 @@ def verified(name: str, ready: bool, drain: str | None = None, **digest: Any) ->
     return Outcome(Node(name, name, "train"), ANSWERED, status=0 if ready else 2, answer=parse(said))
 
 
-def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others() -> None:
+def test_verify_reports_unready_drained_and_differing_nodes() -> None:
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     outcomes = [verified(f"n{number}", True, kernel="6.8") for number in range(3)]
     outcomes += [verified("n3", False, reason, kernel="6.5"), bad("n4", UNREACHABLE)]
-    found = verify_report.odd(outcomes)
-    lines = verify_report.lines(outcomes, found)
+    found = report.differences(outcomes)
+    lines = report.verify_lines(outcomes, found)
     assert lines[4].split() == ["n3", "no", "1", "1", *reason.split()]
     assert lines[5].split()[:2] == ["n4", "unreachable"]
     assert "  failed   efa-devices: 30 of 32 (found 30, expected 32)" in lines
     assert "  train: kernel: n3: 6.5; most have 6.8" in lines
     assert lines[-1] == "5 nodes: 3 ready, 1 not ready, 1 unreachable"
-    assert verify_report.drain_lines(outcomes) == [f"n3 {reason}"]
-    assert verify_report.as_json(found)[0]["hosts"] == {"n3": "6.5"}
+    assert report.drain_lines(outcomes) == [f"n3 {reason}"]
+    assert found[0].hosts == {"n3": "6.5"}
 
 
 def test_nodes_that_need_the_same_are_told_once() -> None:
     said = [(f"n{number}", ["drift a"]) for number in range(6)] + [("m", ["drift b"]), ("fine", [])]
-    assert report.blocks(said) == ["", "n0, n1, n2, n3 and 2 more:", "  drift a", "", "m:", "  drift b"]
+    assert report.shared_blocks(said) == ["", "n0, n1, n2, n3 and 2 more:", "  drift a", "", "m:", "  drift b"]
 
 
 def test_what_else_a_run_came_to_counts_too() -> None:

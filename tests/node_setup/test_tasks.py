@@ -25,8 +25,8 @@ from node_setup.agent.settings import catalog
 from node_setup.fleet.flags import Flags
 from node_setup.fleet.inventory import Source
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
-from node_setup.fleet.run import packed, prepare
-from node_setup.request import Tuning, wanted
+from node_setup.fleet.run import packed_agent, prepare
+from node_setup.request import Tuning, parse_tuning
 from tests.node_setup.local_sshd import free_port
 from tests.node_setup.test_inventory import described
 
@@ -127,7 +127,7 @@ def test_flags_that_are_not_given_are_not_empty() -> None:
 @pytest.mark.parametrize(
     "words", [["node-tune", "--nodes", ""], ["node-reboot", "--group", ","], ["node-tune", "--profile", ""]]
 )
-def test_with_a_cluster_at_hand_no_task_takes_an_empty_flag_for_all_of_it(
+def test_empty_flag_does_not_mean_the_whole_cluster(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
     file = tmp_path / "cluster.json"
@@ -142,14 +142,14 @@ def test_with_a_cluster_at_hand_no_task_takes_an_empty_flag_for_all_of_it(
 @pytest.mark.parametrize(("only", "skip"), [([""], []), (["sysctl.*", ","], []), ([], [" "])])
 def test_of_settings_too_an_empty_word_is_not_all(only: list[str], skip: list[str]) -> None:
     with pytest.raises(UserError, match="is empty"):
-        wanted(only, skip, [], None)
+        parse_tuning(only, skip, [], None)
 
 
 def test_flags_of_a_tune_come_together() -> None:
-    found = wanted(["sysctl.*,limit.memlock"], ["gpu.persistence"], ["a.b=x=y", "a.b=x=y"], "cpu", force=True)
+    found = parse_tuning(["sysctl.*,limit.memlock"], ["gpu.persistence"], ["a.b=x=y", "a.b=x=y"], "cpu", force=True)
     assert (found.only, found.overrides) == (("sysctl.*", "limit.memlock"), {"gpu.persistence": "off", "a.b": "x=y"})
     every = {one.id for one in catalog.load() if one.id.startswith("gpu.")}
-    assert set(wanted([], ["gpu.*"], [], None).overrides) == every > {"gpu.persistence"}
+    assert set(parse_tuning([], ["gpu.*"], [], None).overrides) == every > {"gpu.persistence"}
     assert (found.profile, found.force, found.allow_reboot) == ("cpu", True, False)
 
 
@@ -182,7 +182,7 @@ def test_each_host_is_reached_as_it_was_named(
 @pytest.mark.parametrize(
     ("place", "line"),
     [
-        ("node_setup.fleet.run.checked", "stopped by Ctrl-C before any node was contacted\n"),
+        ("node_setup.fleet.run.check_tuning", "stopped by Ctrl-C before any node was contacted\n"),
         ("node_setup.tasks.prepare", "stopped by Ctrl-C\n"),
     ],
 )
@@ -200,7 +200,7 @@ def test_ctrl_c_before_any_node_is_asked_is_one_line(
 def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "BUILD", Path("/proc/nobody/may/write/here"))
     with pytest.raises(FileNotFoundError):
-        packed(here=True)
+        packed_agent(here=True)
 
     def read_only(target: Path) -> str:
         if not target.is_relative_to(tmp_path):
@@ -210,12 +210,12 @@ def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypa
     packs = pack.pack
     monkeypatch.setattr(pack, "pack", read_only)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ours = packed(here=True)
+    ours = packed_agent(here=True)
     assert (Path(ours.path).read_bytes() == ours.content, Path(ours.path).is_relative_to(tmp_path)) == (True, True)
 
 
 @pytest.mark.slow
-def test_a_wrong_value_in_the_environment_is_one_line_and_a_flag_goes_before_it(environment: dict[str, str]) -> None:
+def test_wrong_variable_is_one_line_and_flags_precede_it(environment: dict[str, str]) -> None:
     environment["FABRIC_NODE_SETUP_MAX_PARALLEL"] = "many"
     status, _, err = fab(environment, "node-facts", "--nodes", NOBODY)
     assert (status, err.count("\n"), err.partition(": ")[0]) == (USAGE, 1, "node_setup.max_parallel = 'many'")
@@ -224,7 +224,7 @@ def test_a_wrong_value_in_the_environment_is_one_line_and_a_flag_goes_before_it(
 
 
 @pytest.mark.slow
-def test_a_node_that_is_not_there_is_in_the_report_and_the_exit_code(environment: dict[str, str]) -> None:
+def test_missing_node_is_in_the_report_and_the_exit_code(environment: dict[str, str]) -> None:
     environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
     status, out, _ = fab(environment, "node-tune", "--check", "--nodes", NOBODY)
     assert (status, "unreachable: connection refused; fix: check that the machine runs" in out) == (3, True)
@@ -234,7 +234,7 @@ def test_a_node_that_is_not_there_is_in_the_report_and_the_exit_code(environment
 
 
 @pytest.mark.slow
-def test_this_machine_is_looked_at_without_root_and_without_a_change(environment: dict[str, str]) -> None:
+def test_local_facts_need_no_root_and_change_nothing(environment: dict[str, str]) -> None:
     watched = [Path("/var/lib/lustrain"), Path("/etc/lustrain"), Path("/etc/sysctl.d/90-lustrain.conf")]
     before = [one.exists() for one in watched]
     status, out, _ = fab(environment, "node-facts", "--local", "--json")

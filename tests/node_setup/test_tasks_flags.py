@@ -19,10 +19,10 @@ from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
-from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.run import FleetRun
-from node_setup.fleet.transport import Ways
+from node_setup.fleet.transport import Connections
 from node_setup.request import Tuning
 
 NODES = ("--nodes", "127.0.0.1:1")
@@ -44,15 +44,15 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
 
     class Recorded(FleetRun):
-        def ask(self, command: str) -> list[Outcome]:
+        def call_agents(self, command: str) -> list[Outcome]:
             seen.commands.append(command)
             return seen.outcomes
 
     def prepare(context: object, flags: object, tuning: Tuning, hosts: object) -> FleetRun:
         seen.tuning = tuning
-        ways, nodes = Ways(KnownHosts(str(tmp_path / "known"))), tuple(one.node for one in seen.outcomes)
+        connections, nodes = Connections(KnownHosts(str(tmp_path / "known"))), tuple(one.node for one in seen.outcomes)
         found = Inventory(nodes or (Node("n1", "n1"),))
-        return Recorded(Options(), found, tuning, ways, Pace(), Agent(b"", ""), seen.notes)
+        return Recorded(Options(), found, tuning, connections, Concurrency(), Agent(b"", ""), seen.notes)
 
     def rebooted(run: FleetRun, **options: Any) -> list[Outcome]:
         seen.reboots.append(options)
@@ -83,7 +83,7 @@ def called(*words: str) -> object:
         (("node-reboot", "--force"), True, False),
     ],
 )
-def test_force_and_allow_reboot_are_asked_for_only_where_they_are_given(
+def test_force_and_allow_reboot_are_sent_only_when_given(
     seen: Seen, words: tuple[str, ...], force: bool, allow_reboot: bool
 ) -> None:
     called(*words)
@@ -100,9 +100,7 @@ def test_force_and_allow_reboot_are_asked_for_only_where_they_are_given(
         (("node-verify", "--tier", "facts"), "verify --tier facts"),
     ],
 )
-def test_a_task_asks_for_what_was_given_and_a_tune_that_only_looks_for_a_plan(
-    seen: Seen, words: tuple[str, ...], command: str
-) -> None:
+def test_task_sends_its_flags_and_tune_check_sends_plan(seen: Seen, words: tuple[str, ...], command: str) -> None:
     called(*words)
     assert seen.commands == [command]
 
@@ -168,7 +166,7 @@ def test_what_concerns_no_single_node_is_told_before_the_table(seen: Seen, capsy
     assert json.loads(ended(seen, KERNELS, capsys, task, "--json")[1])["notes"] == list(NOTES)
 
 
-def test_reasons_to_drain_stand_alone_for_who_reads_them_line_by_line(seen: Seen, capsys: Out) -> None:
+def test_drain_reasons_are_printed_alone(seen: Seen, capsys: Out) -> None:
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     found = ended(seen, [*KERNELS, verified("n9", "6.8", reason)], capsys, "node-verify", "--drain-reasons")
     assert found == (4, f"n9 {reason}\n")

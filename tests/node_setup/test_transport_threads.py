@@ -13,7 +13,7 @@ from fabric import Config
 from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node, Route
 from node_setup.fleet.known_hosts import KnownHosts
-from node_setup.fleet.transport import Deadline, Ways
+from node_setup.fleet.transport import Connections, Deadline
 from tests.node_setup.local_sshd import PATIENT, free_port
 
 THREADS, EACH = 8, 40
@@ -31,13 +31,13 @@ def impatient_threads() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient_threads")
 def test_a_connection_in_the_making_disturbs_no_other(tmp_path: Path) -> None:
-    ways = Ways(KnownHosts(str(tmp_path / "known")), PATIENT, Config())
+    connections = Connections(KnownHosts(str(tmp_path / "known")), PATIENT, Config())
     node = Node("node", "127.0.0.1", route=Route(user="root", port=free_port()))
 
     def connect(_: int) -> None:
         for _ in range(EACH):
             with pytest.raises(Fault, match="connection refused"):
-                ways.connect(node, Deadline(300))
+                connections.connect(node, Deadline(300))
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(connect, range(THREADS)))

@@ -15,7 +15,7 @@ from lustrain.status import Status
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Request
 from node_setup.agent.verify import TOPICS, verify
-from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.gpu import xid_action
 from node_setup.agent.verify.result import READY, Result, drain
 from tests.node_setup.machines import DOCUMENT, facts_of
@@ -38,7 +38,7 @@ def p5() -> dict[str, Any]:
 
 
 def results(facts: dict[str, Any], request: Request = REQUEST) -> dict[str, Result]:
-    want = expected(facts, request)
+    want = expected_hardware(facts, request)
     said = [check(facts, want, request) for topic in TOPICS for check in topic.CHECKS]
     assert len({result.check for result in said}) == len(said)
     return {result.check: result for result in said}
@@ -249,7 +249,7 @@ def nothing(facts: dict[str, Any]) -> None:
           for source, status in SOURCES.items()),
     ],
 )  # fmt: skip
-def test_a_node_is_measured_by_its_type_its_group_and_what_someone_counted_by_hand(
+def test_node_is_judged_by_type_group_and_counts_by_hand(
     machine: str, change: Change, request_: Request, expected_: dict[str, str]
 ) -> None:
     facts = p5() if machine == "p5" else facts_of(machine)
@@ -272,10 +272,10 @@ def test_a_failed_boot_is_named_by_its_step() -> None:
     assert said.startswith("the boot script failed at: mount of /fsx; fix: ")
 
 
-def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
-    want = expected(p5(), Request(with_group(efa=8, gpus=0)))
+def test_cluster_may_attach_fewer_efa_devices_but_not_gpus() -> None:
+    want = expected_hardware(p5(), Request(with_group(efa=8, gpus=0)))
     assert (want.efa, want.gpus) == (8, 8)
-    assert expected(p5(), Request(with_group(efa=0, gpus=0))).efa == 0
+    assert expected_hardware(p5(), Request(with_group(efa=0, gpus=0))).efa == 0
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,11 @@ def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
         (95, "", "NVIDIA H100", "RESET_GPU"),
     ],
 )
-def test_xid_154_names_its_own_action_by_what_it_changed_to_and_95_depends_on_the_gpu(
-    xid: int, text: str, gpu: str, action: str
-) -> None:
+def test_xid_154_names_its_action_and_95_depends_on_the_gpu(xid: int, text: str, gpu: str, action: str) -> None:
     assert xid_action(xid, text, gpu) == action
 
 
-def test_the_reason_to_drain_is_one_line_with_the_heaviest_action_and_not_to_know_is_none() -> None:
+def test_drain_reason_is_one_line_with_the_heaviest_action() -> None:
     said = [
         Result("clock", Status.FAILED, "off by 3 ms"),
         Result("gpu-count", Status.FAILED, 'one of "8"\nis missing', "REPLACE"),
@@ -305,7 +303,7 @@ def test_the_reason_to_drain_is_one_line_with_the_heaviest_action_and_not_to_kno
     assert drain([Result("gpu-count", Status.UNKNOWN, "nvidia-smi could not be read")]) is None
 
 
-def test_a_whole_verification_is_json_and_says_what_hyperpod_wants_to_hear() -> None:
+def test_verification_is_json_with_hyperpods_action() -> None:
     facts = p5()
     facts["gpu"]["devices"].pop()
     said, status = answer(facts)
@@ -313,6 +311,8 @@ def test_a_whole_verification_is_json_and_says_what_hyperpod_wants_to_hear() -> 
     assert (said["ready"], status) == (False, EXIT_DRIFT)
     assert (said["hyperpod"], said["drain"].rpartition("; ")[2]) == ("Action:Replace", "action=REPLACE")
     assert (said["facts_digest"]["gpus"], said["jobs"]) == (7, [])
+    (gpus,) = [result for result in said["results"] if result["check"] == "gpu-count"]
+    assert (gpus["found"], gpus["expected"]) == ("7", "8")
 
 
 def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:
@@ -321,7 +321,7 @@ def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:
     assert found["lustre-stripes"]["status"] == "warning"
 
 
-def test_a_login_node_of_the_cluster_needs_no_devices_and_is_ready() -> None:
+def test_login_node_without_devices_is_ready() -> None:
     said, status = answer(facts_of("login"))
     assert [result for result in said["results"] if result["status"] not in READY] == []
     assert status == EXIT_IN_SYNC
@@ -343,7 +343,7 @@ PATHS = _paths(p5())
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PATHS), st.sampled_from([None, "", 0, [], {}, "N/A"]))
-def test_facts_of_any_form_end_in_results_and_never_in_a_traceback(path: tuple[Any, ...], value: Any) -> None:
+def test_facts_of_any_form_give_results_not_a_traceback(path: tuple[Any, ...], value: Any) -> None:
     facts = p5()
     put(value, *path)(facts)
     assert len(answer(facts)[0]["results"]) > sum(len(topic.CHECKS) for topic in TOPICS)

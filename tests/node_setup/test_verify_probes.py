@@ -17,7 +17,7 @@ from node_setup.agent.host import Done, Host
 from node_setup.agent.model import Request
 from node_setup.agent.run import lock
 from node_setup.agent.verify import probes
-from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.lustre import transport
 from node_setup.agent.verify.result import Result
 from tests.conftest import require
@@ -54,7 +54,7 @@ def probes_of(folder: Path, host: Host) -> list[Result]:
         Request(document={**DOCUMENT, "lustre": {**DOCUMENT["lustre"], "path": str(folder)}}),
     )
     facts["lustre"]["mounts"][0]["target"] = str(folder)
-    return probes.write_probe(host, facts, expected(facts, request), request)
+    return probes.write_probe(host, facts, expected_hardware(facts, request), request)
 
 
 def probe(folder: Path, tmp_path: Path) -> Result:
@@ -62,9 +62,7 @@ def probe(folder: Path, tmp_path: Path) -> Result:
 
 
 @pytest.mark.slow
-def test_a_file_is_written_read_back_and_deleted_and_those_of_other_nodes_left_alone(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_probe_deletes_its_own_file_and_no_other_nodes(folder: Path, tmp_path: Path) -> None:
     (folder / ".lustrain-verify-ip-10-1-0-18").write_text("of another node's probe")
     said = probe(folder, tmp_path)
     assert said.status in ("ok", "warning"), said
@@ -74,11 +72,11 @@ def test_a_file_is_written_read_back_and_deleted_and_those_of_other_nodes_left_a
 def test_what_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
     facts, request = facts_of("p5"), Request(document=DOCUMENT)
     facts["lustre"]["mounts"] = []
-    (said,) = probes.write_probe(Host(str(tmp_path)), facts, expected(facts, request), request)
+    (said,) = probes.write_probe(Host(str(tmp_path)), facts, expected_hardware(facts, request), request)
     assert (said.status, list(tmp_path.iterdir())) == ("unknown", [])
 
 
-def test_a_host_that_refuses_its_own_folder_is_unknown_not_broken(folder: Path, tmp_path: Path) -> None:
+def test_host_that_refuses_its_own_folder_is_unknown(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file in the place of a folder")
     assert probe(folder, tmp_path).status == "unknown"
 
@@ -101,9 +99,7 @@ def stuck(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_file_system_that_never_answers_is_reported_in_time_and_probed_only_once(
-    stuck: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_file_system_is_reported_in_time_and_probed_once(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SECONDS", 1.0)
     first = probe(stuck, stuck)
     assert (first.status, first.why) == ("failed", "writing did not end within 1 s: Lustre does not answer")
@@ -113,7 +109,7 @@ def test_a_file_system_that_never_answers_is_reported_in_time_and_probed_only_on
 
 
 @pytest.mark.slow
-def test_probes_at_once_wait_for_each_other_and_find_a_healthy_node_healthy(folder: Path, tmp_path: Path) -> None:
+def test_concurrent_probes_wait_for_each_other_and_pass(folder: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(lambda _: probe(folder, tmp_path), range(4)))
     assert {one.status for one in said} <= {"ok", "warning"}, said
@@ -129,7 +125,7 @@ def test_a_node_whose_probes_only_queue_is_not_drained(
         monotonic=lambda: 1000.0 if "pid 7 " in note.read_text() else 0.0,
         sleep=lambda seconds: note.write_text("pid 7 since later\n"),
     )
-    with lock.held(host, 0.0, probes.LOCK):
+    with lock.hold(host, 0.0, probes.LOCK):
         monkeypatch.setattr(lock, "time", clock)
         said = probe(folder, tmp_path)
     assert (said.status, said.why) == ("unknown", "not tried: other probes of this node took the 300 s")
@@ -187,7 +183,7 @@ def nets(efa: int, tcp: int, recv: int | None = None) -> list[Any]:
         (nets(100, 10, recv=5), nets(200, 10, recv=5), True, "unknown"),
     ],
 )
-def test_the_network_that_carried_the_io_is_told_by_sums_over_all_interfaces(
+def test_io_network_is_judged_by_sums_over_all_interfaces(
     before: list[Any], after: list[Any] | None, over_efa: bool, status: str
 ) -> None:
     assert transport(before, after, over_efa).status == status
@@ -220,7 +216,7 @@ class Answering(Host):
 
 
 @pytest.mark.slow
-def test_a_probe_of_a_mounted_file_system_tells_of_both_the_file_and_the_network(folder: Path, tmp_path: Path) -> None:
+def test_probe_reports_both_the_file_and_the_network(folder: Path, tmp_path: Path) -> None:
     grown = recorded("lnetctl_net_show_v.txt").replace("_count: ", "_count: 1")
     said = probes_of(folder, Answering(str(tmp_path / "root"), grown))
     assert [result.check for result in said] == ["lustre-write", "lustre-transport"]

@@ -70,25 +70,26 @@ from node_setup.agent.facts import (
     services,
 )
 from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
-from node_setup.agent.facts.scene import look, together
+from node_setup.agent.facts.scene import read_scene, run_side_by_side
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 
 __all__ = ["DEADLINE_SECONDS", "Wanted", "collect"]
 
 DEADLINE_SECONDS = 75.0
-"""For all sections; every program in them has a shorter limit of its own, so that this ends only what no kill ends."""
+"""All sections together have this long; every program in them has a shorter limit of its own, so that this ends only what no
+kill ends."""
 
 _SECTIONS = (machine, kernel, jobs, environment, files, services, clock, metadata, gpu, hpu, fabric, lustre, blocks)
-"""Each in a thread of its own, since many run programs or read devices."""
+"""Each section has a thread of its own, since many run programs or read devices."""
 
 
 def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
-    """All facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
+    """Return all facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
     started = time.monotonic()
-    scene = look(host, wanted)
+    scene = read_scene(host, wanted)
     calls = {_name(module): partial(module.collect, scene) for module in _SECTIONS}
-    sections = {name: read or {} for name, read in together(scene, calls, DEADLINE_SECONDS).items()}
+    sections = {name: read or {} for name, read in run_side_by_side(scene, calls, DEADLINE_SECONDS).items()}
     sections["mounts"] = scene.guarded("mounts", lambda: mounts.collect(scene)) or {}
     imds = sections["metadata"].get("_imds", {})
     sections["instance"] = scene.guarded("instance", lambda: instance.collect(scene, imds)) or {}
@@ -96,7 +97,7 @@ def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
     for module in (*_SECTIONS, mounts, instance):
         section = sections[_name(module)]
         facts.update({key: section.get(key, nothing) for key, nothing in module.EMPTY.items()})
-    facts["jobs"] = jobs.joined(facts["jobs"], sections["gpu"].get("jobs"))
+    facts["jobs"] = jobs.join_jobs(facts["jobs"], sections["gpu"].get("jobs"))
     of_jobs = scene.guarded("environment.jobs", lambda: environment.of_jobs(scene, facts["jobs"]))
     facts["environment"] = [*facts["environment"], *(of_jobs or ())]
     facts["errors"] = list(scene.errors)

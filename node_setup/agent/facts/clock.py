@@ -12,7 +12,7 @@ _FIELDS = 14
 
 
 FILES = ("/etc/chrony/chrony.conf", "/etc/chrony.conf")
-"""Of Debian and its kin, and of Red Hat's."""
+"""The first is Debian's and its kin's, the second Red Hat's."""
 
 
 def collect(scene: Scene) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def parse_folders(text: str, directive: str) -> list[str]:
 
 
 def parse_tracking(text: str) -> dict[str, Any]:
-    """`chronyc -c tracking`: reference, its name, stratum, reference time, offset of the system clock in s, … leap status.
+    """Parse `chronyc -c tracking`: reference, its name, stratum, reference time, offset of the system clock in s, … leap
+    status.
 
     The offset is positive where the clock is behind (chronyc's cmdparse order, client.c `process_cmd_tracking`).
     """

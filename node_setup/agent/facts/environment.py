@@ -26,9 +26,9 @@ _SYSTEMD = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/syst
 
 
 def collect(scene: Scene) -> dict[str, Any]:
-    found = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
+    entries = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
     keys = ("where", "line", "name", "value")
-    seen = dict.fromkeys(entry for entry in found if _NAMES.fullmatch(entry[2]))
+    seen = dict.fromkeys(entry for entry in entries if _NAMES.fullmatch(entry[2]))
     return {"environment": [dict(zip(keys, variable)) for variable in seen]}
 
 
@@ -45,23 +45,23 @@ _MORE = re.compile(rf"\s+{_PAIR}")
 
 
 def parse_shell(text: str) -> list[tuple[int, str, str]]:
-    """(line, name, value) of assignments that a line begins with, `export` or not, several in one line too.
+    """Return (line, name, value) of the assignments that lines begin with, `export` or not, several in one line too.
 
     Values lose their quotes and keep their `$`; what only a running shell could tell, as `case` or functions, is not judged.
     """
-    found = []
+    assignments = []
     for number, line in enumerate(text.splitlines(), 1):
         line = _uncommented(line)
         for first in _ASSIGNMENT.finditer(line):
             match: re.Match[str] | None = first
             while match is not None:
-                found.append((number, match["name"], _unquoted(match["value"])))
+                assignments.append((number, match["name"], _unquoted(match["value"])))
                 match = _MORE.match(line, match.end())
-    return found
+    return assignments
 
 
 def _uncommented(line: str) -> str:
-    """Without a comment: a `#` at the beginning of a word and outside of quotes."""
+    """Return the line without its comment: a `#` at the beginning of a word and outside of quotes."""
     quote = ""
     for at, character in enumerate(line):
         if quote:
@@ -112,25 +112,26 @@ _WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'])+""")
 
 
 def parse_unit(text: str) -> list[tuple[int, str, str]]:
-    """(line, name, value) of every `Environment=` of a unit: words `A=b`, quoted whole or in part (systemd.exec(5))."""
-    found = []
+    """Return (line, name, value) of every `Environment=` of a unit: words `A=b`, quoted whole or in part (systemd.exec(5))."""
+    assignments = []
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"\s*Environment\s*=(.*)", line)
         for word in _WORD.findall(match[1]) if match else ():
             name, equals, value = _unquoted(word).partition("=")
             if equals:
-                found.append((number, name, value))
-    return found
+                assignments.append((number, name, value))
+    return assignments
 
 
 def parse_environment_files(text: str) -> list[str]:
-    """Absolute paths that a unit names as `EnvironmentFile=`, those that may be missing too; patterns are not expanded."""
-    found = re.findall(r"^\s*EnvironmentFile\s*=\s*-?(/\S+)\s*$", text, re.MULTILINE)
-    return [path for path in dict.fromkeys(found) if not set(path) & set("*?[%")]
+    """Return the absolute paths that a unit names as `EnvironmentFile=`, those that may be missing too; patterns are not
+    expanded."""
+    paths = re.findall(r"^\s*EnvironmentFile\s*=\s*-?(/\S+)\s*$", text, re.MULTILINE)
+    return [path for path in dict.fromkeys(paths) if not set(path) & set("*?[%")]
 
 
 def _prologs(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
-    """Scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
+    """Read the scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
     for path in parse_prologs("\n".join(scene.host.read(path) or "" for path in _SLURM)):
         for line, name, value in parse_shell(_printed(scene.host.read(path) or "")):
             yield path, line, name, value
@@ -141,30 +142,32 @@ def _printed(text: str) -> str:
 
 
 def parse_prologs(text: str) -> list[str]:
-    """Absolute paths of the scripts that slurm.conf names as Prolog, TaskProlog or SrunProlog; patterns are not expanded."""
+    """Return the absolute paths of the scripts that slurm.conf names as Prolog, TaskProlog or SrunProlog; patterns are not
+    expanded."""
     pattern = r"^\s*(?:Prolog|TaskProlog|SrunProlog)\s*=\s*([^\s#]+)"
-    paths = (part for found in re.findall(pattern, text, re.MULTILINE | re.IGNORECASE) for part in found.split(","))
+    paths = (part for value in re.findall(pattern, text, re.MULTILINE | re.IGNORECASE) for part in value.split(","))
     return list(dict.fromkeys(path for path in paths if path.startswith("/") and "*" not in path))
 
 
 MOST = 256
-"""Processes of a job's step that are looked at; a rank has some ten that load data, all with its own environment."""
+"""At most so many processes of a job's step are read; a rank has some ten that load data, all with its own environment."""
 
 
 def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
-    """Return what processes of running jobs were started with, each variable once a job; `where` is like `slurm job 123`.
+    """Return the variables that processes of running jobs were started with, each once per job; `where` is like `slurm job
+    123`.
 
     Values of other names than the linter's families never leave this function: they may hold secrets.
     """
-    found: dict[tuple[str, None, str, str], None] = {}
+    entries: dict[tuple[str, None, str, str], None] = {}
     looked_at: set[str] = set()
     for job in jobs or ():
         for pid in _processes_of(scene, job):
             if pid not in looked_at:
                 pairs = parse_environ(scene.host.read(f"/proc/{pid}/environ") or "")
-                found.update({(_place(job), None, name, value): None for name, value in pairs})
+                entries.update({(_place(job), None, name, value): None for name, value in pairs})
                 looked_at.add(pid)
-    return [dict(zip(("where", "line", "name", "value"), entry)) for entry in found]
+    return [dict(zip(("where", "line", "name", "value"), entry)) for entry in entries]
 
 
 def _place(job: Mapping[str, str]) -> str:
@@ -176,11 +179,11 @@ def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
     if job["kind"] != "slurm":
         return [job["id"]]
     below = [str(process.pid) for process in scene.processes if step_of(process) == job["id"]]
-    found: list[str] = []
-    while below and len(found) < MOST:
+    pids: list[str] = []
+    while below and len(pids) < MOST:
         below = [child for pid in below for child in _children(scene, pid)]
-        found += below
-    return found[:MOST]
+        pids += below
+    return pids[:MOST]
 
 
 def _children(scene: Scene, pid: str) -> list[str]:
@@ -191,6 +194,6 @@ def _children(scene: Scene, pid: str) -> list[str]:
 
 
 def parse_environ(text: str) -> list[tuple[str, str]]:
-    """(name, value) of the linter's families in what the kernel gives as a process's environment."""
+    """Return (name, value) of the linter's families from what the kernel gives as a process's environment."""
     pairs = (pair.partition("=") for pair in text.split("\0"))
     return [(name, value) for name, equals, value in pairs if equals and _NAMES.fullmatch(name)]

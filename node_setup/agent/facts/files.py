@@ -17,7 +17,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _file(scene: Scene, path: str) -> dict[str, str] | None:
-    """None where there is no such file. One that may not be read is an error, and has no content."""
+    """Read one file; None where there is no such file. A file that may not be read is an error, and has no content."""
     try:
         mode = os.lstat(scene.host.path(path)).st_mode
     except OSError:

@@ -26,7 +26,7 @@ def collect(scene: Scene, imds: dict[str, str | None]) -> dict[str, Any]:
         "hyperpod": hyperpod.get("type"),
         "node.json": node.get("instance_type"),
     }
-    source = next((name for name, found in types.items() if found), None)
+    source = next((name for name, value in types.items() if value), None)
     instance = {
         "type": types[source] if source else None,
         "id": imds.get("id") or hyperpod.get("id") or _by_asset(scene),
@@ -42,15 +42,15 @@ def _json(scene: Scene, path: str) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        table = json.loads(text)
     except ValueError as error:
         scene.fault("instance", f"{path}: {error}")
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _by_firmware(scene: Scene) -> str | None:
-    """On Nitro the product's name is the instance type; older ones say `HVM domU`."""
+    """Return the instance type from the product's name, which Nitro instances have; older ones say `HVM domU`."""
     name = scene.text("/sys/devices/virtual/dmi/id/product_name") or ""
     return name if metadata.is_ec2(scene) and re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", name) else None
 
@@ -70,7 +70,7 @@ def parse_addresses(text: str) -> set[str]:
 
 
 def parse_hyperpod(config: dict[str, Any], instance_id: str | None, addresses: set[str]) -> dict[str, str]:
-    """{group, type, id} of the one of HyperPod's instances that has this instance's id or one of its addresses."""
+    """Return {group, type, id} of the one of HyperPod's instances that has this instance's id or one of its addresses."""
     for group in config.get("InstanceGroups") or ():
         for member in (group.get("Instances") or ()) if isinstance(group, dict) else ():
             same = instance_id is not None and member.get("InstanceId") == instance_id

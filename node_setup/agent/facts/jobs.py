@@ -11,7 +11,7 @@ from node_setup.agent.facts.scene import Process, Scene
 
 EMPTY: dict[str, Any] = {"jobs": None}
 _STEP = re.compile(r"slurmstepd: \[(\d+)")
-"""How Slurm titles the process of a job's step: `slurmstepd: [123.batch]`, `slurmstepd: [123.0]`."""
+"""Slurm titles the process of a job's step like this: `slurmstepd: [123.batch]`, `slurmstepd: [123.0]`."""
 
 
 def collect(scene: Scene) -> dict[str, Any]:
@@ -19,8 +19,10 @@ def collect(scene: Scene) -> dict[str, Any]:
     return {"jobs": None if unread else [*jobs_of(scene.processes), *(on_gaudi(scene) if scene.has(HABANA) else ())]}
 
 
-def joined(by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]] | None) -> list[dict[str, str]] | None:
-    """All jobs; None where none was seen and some place could not be read, so that the node may be busy."""
+def join_jobs(
+    by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]] | None
+) -> list[dict[str, str]] | None:
+    """Return all jobs; None where none was seen and some source could not be read, so that the node may be busy."""
     seen = [*(by_process or ()), *(by_gpu or ())]
     return None if not seen and None in (by_process, by_gpu) else seen
 
@@ -39,29 +41,30 @@ def step_of(process: Process) -> str | None:
 
 
 _MODULE = re.compile(r"(?:-[A-Za-z]*m|--module=?)(.*)", re.DOTALL)
-"""Python's `-m`, which may follow other letters and may have its module behind it (Python, "Command line and environment"),
-and torchrun's `--module`."""
+"""This is Python's `-m`, which may follow other letters and may have its module behind it (Python, "Command line and
+environment"), and torchrun's `--module`."""
 
 
 def is_trainer(command: tuple[str, ...]) -> bool:
-    """`python -m trainer train …` however it is written, also below torchrun, which repeats the words."""
+    """Recognise `python -m trainer train …` however it is written, also below torchrun, which repeats the words."""
     flags = ((_MODULE.fullmatch(word), following) for word, following in zip(command, (*command[1:], "")))
     modules = {match[1] or following for match, following in flags if match}
     return bool(modules & {"trainer", "trainer.__main__"}) and "train" in command
 
 
 _GAUDI = re.compile(r"/dev/(?:accel/accel|hl)\d+")
-"""What a process opens to compute, by the driver's older and newer names; hl-smi opens the control devices beside them
+"""A process opens one of these to compute, by the driver's older and newer names; hl-smi opens the control devices beside them
 (Linux, drivers/accel/habanalabs)."""
 
 
 def on_gaudi(scene: Scene) -> list[dict[str, str]]:
-    """Python processes with an accelerator open: hl-smi lists none, and a node without Slurm has no other trace of them."""
-    found = []
+    """List the Python processes that hold an accelerator open: hl-smi lists none, and a node without Slurm has no other trace
+    of them."""
+    jobs = []
     for process in scene.processes:
         opened = (
             scene.host.link(f"/proc/{process.pid}/fd/{name}") for name in scene.host.names(f"/proc/{process.pid}/fd")
         )
         if any(_GAUDI.fullmatch(path or "") for path in opened):
-            found.append({"kind": "hpu", "id": str(process.pid)})
-    return found
+            jobs.append({"kind": "hpu", "id": str(process.pid)})
+    return jobs

@@ -11,7 +11,7 @@ import functools
 import re
 from typing import Any, Callable
 
-from node_setup.agent.facts.scene import Mount, Scene, integer, parse_mounts, together
+from node_setup.agent.facts.scene import Mount, Scene, integer, parse_mounts, run_side_by_side
 from node_setup.agent.host import TIMED_OUT
 
 EMPTY: dict[str, Any] = {
@@ -40,7 +40,7 @@ AWS_UNIT = "configure-efa-fsx-lustre-client.service"
 """The unit that AWS's script for Lustre over EFA installs."""
 _ANSWER_SECONDS = 10.0
 _NO_NETWORKS = "Network is down"
-"""lnetctl's words where the module is loaded and nothing is configured (ENETDOWN)."""
+"""lnetctl prints this where the module is loaded and nothing is configured (ENETDOWN)."""
 _NO_ANSWER = {"exists": None, "empty": None, "layout": None, "error": "the file system did not answer"}
 
 
@@ -63,7 +63,7 @@ def collect(scene: Scene) -> dict[str, Any]:
         calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
     for path in paths:
         calls[f"lustre.stripes.{path}"] = functools.partial(_stripe, scene, path, lfs)
-    found = together(scene, calls, within=3 * _ANSWER_SECONDS)
+    results = run_side_by_side(scene, calls, within=3 * _ANSWER_SECONDS)
     return {
         "lustre": {
             "client": _version(scene, lctl) if loaded else None,
@@ -72,14 +72,14 @@ def collect(scene: Scene) -> dict[str, Any]:
             "lfs": lfs,
             "lnetctl": lnetctl,
             "mounts": [_mount(mount) for mount in mounts],
-            "parameters": found.get("lustre.parameters", {}),
-            "nets": found.get("lustre.nets"),
-            "peers": found.get("lustre.peers"),
-            "preferred": found.get("lustre.preferred"),
-            "interface": found.get("lustre.interface"),
+            "parameters": results.get("lustre.parameters", {}),
+            "nets": results.get("lustre.nets"),
+            "peers": results.get("lustre.peers"),
+            "preferred": results.get("lustre.preferred"),
+            "interface": results.get("lustre.interface"),
             "aws_configured": _aws_configured(scene),
-            "stripes": {path: found[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
-            "osts": found.get("lustre.osts"),
+            "stripes": {path: results[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
+            "osts": results.get("lustre.osts"),
         }
     }
 
@@ -108,7 +108,8 @@ def _mount(mount: Mount) -> dict[str, Any]:
 
 
 def _version(scene: Scene, lctl: bool) -> str | None:
-    """Of the loaded client, by itself or by its program: one that lies about unused is not worth a program at each look."""
+    """Return the version of the loaded client, from the kernel or from its program; for a client that is not loaded no program
+    is run."""
     text = scene.text("/sys/fs/lustre/version") or scene.text("/sys/module/lustre/version")
     if text is None and lctl:
         text = scene.ask("lustre.client", ["lctl", "--version"])
@@ -123,7 +124,7 @@ def _aws_configured(scene: Scene) -> bool:
 
 
 def _parameters(scene: Scene) -> dict[str, dict[str, str]] | None:
-    """One question for all patterns. lctl fails when any of them matches nothing, which only says that there is none."""
+    """Read all patterns with one call. lctl fails when any of them matches nothing, which only says that there is none."""
     patterns = scene.wanted.lustre_parameters
     if not patterns:
         return {}
@@ -140,17 +141,17 @@ _PARAMETER = r"([\w-]+(?:\.[^\s=]+)+)=(.*)$"
 
 
 def parse_parameters(text: str) -> dict[str, str]:
-    """`lctl get_param`: `name=value`, or `name=` with the value on lines of its own."""
-    found: dict[str, str] = {}
+    """Parse `lctl get_param`: `name=value`, or `name=` with the value on lines of its own."""
+    parameters: dict[str, str] = {}
     name = None
     for line in text.splitlines():
         match = re.match(_PARAMETER, line)
         if match:
             name = match[1]
-            found[name] = match[2]
+            parameters[name] = match[2]
         elif name is not None:
-            found[name] = f"{found[name]}\n{line}".lstrip("\n")
-    return found
+            parameters[name] = f"{parameters[name]}\n{line}".lstrip("\n")
+    return parameters
 
 
 def by_pattern(patterns: tuple[str, ...], values: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -176,7 +177,7 @@ def _parsed(scene: Scene, fact: str, command: list[str], parse: Callable[[str], 
 
 
 def parse_nets(text: str) -> list[dict[str, Any]]:
-    """`lnetctl net show -v`: every network with all its interfaces, whose counters a caller sums over all of them."""
+    """Parse `lnetctl net show -v`: every network with all its interfaces, whose counters a caller sums over all of them."""
     nets: list[dict[str, Any]] = []
     nid: dict[str, Any] = {}
     section = ""
@@ -202,7 +203,7 @@ def parse_nets(text: str) -> list[dict[str, Any]]:
 
 
 def parse_peers(text: str) -> list[dict[str, Any]]:
-    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that the node names."""
+    """Parse `lnetctl peer show`: every node that LNet has talked to, and all addresses that the node names."""
     peers: list[dict[str, Any]] = []
     for line in text.splitlines():
         key, _, value = line.strip().lstrip("- ").partition(":")
@@ -214,7 +215,7 @@ def parse_peers(text: str) -> list[dict[str, Any]]:
 
 
 def parse_udsp(text: str) -> list[str]:
-    """`lnetctl udsp show`: local networks that a selection policy prefers to others."""
+    """Parse `lnetctl udsp show`: local networks that a selection policy prefers to others."""
     return re.findall(r"^[ \t]*src:[ \t]*(?!NA\b)(\S+)[ \t]*$", text, re.MULTILINE)
 
 
@@ -225,33 +226,33 @@ def _interface(scene: Scene) -> str | None:
     own = scene.host.run(["hostname", "-i"], _ANSWER_SECONDS)
     held = scene.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
     if own.ok and held.ok:
-        found = own_interface(own.out, held.out)
-        if found is not None:
-            return found
+        interface = own_interface(own.out, held.out)
+        if interface is not None:
+            return interface
     return default_interface(scene.host.read("/proc/net/route") or "")
 
 
 def own_interface(own: str, held: str) -> str | None:
-    """Of `hostname -i` and `ip -o addr show`, the one interface that holds the node's addresses; None where that is none or
-    several, as where the name is resolved to all addresses that the node has."""
+    """Return, from `hostname -i` and `ip -o addr show`, the one interface that holds the node's addresses; None where that is
+    none or several, as where the name is resolved to all addresses that the node has."""
     addresses = set(own.split())
     rows = [line.split() for line in held.splitlines()]
-    found = {row[1].partition("@")[0] for row in rows if len(row) > 3 and row[3].partition("/")[0] in addresses} - {
-        "lo"
-    }
-    return found.pop() if len(found) == 1 else None
+    interfaces = {
+        row[1].partition("@")[0] for row in rows if len(row) > 3 and row[3].partition("/")[0] in addresses
+    } - {"lo"}
+    return interfaces.pop() if len(interfaces) == 1 else None
 
 
 def default_interface(text: str) -> str | None:
-    """Of /proc/net/route, the interface of the default route with the lowest metric; None without one."""
+    """Return, from /proc/net/route, the interface of the default route with the lowest metric; None without one."""
     rows = [line.split() for line in text.splitlines()[1:]]
-    found = [
+    routes = [
         (number, row[0])
         for row in rows
         if len(row) > 7 and row[1] == row[7] == "00000000"
         if (number := integer(row[6])) is not None
     ]
-    return min(found, default=(0, None))[1]
+    return min(routes, default=(0, None))[1]
 
 
 def _osts(scene: Scene, target: str) -> dict[str, Any] | None:
@@ -267,7 +268,7 @@ _READ_ONLY = r".*\][ \t]+[A-Za-z]*R"
 
 
 def parse_df(text: str) -> dict[str, Any]:
-    """`lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off or read-only,
+    """Parse `lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off or read-only,
     and the lines of those, metadata targets too, that do not answer.
 
     Such a line has an error of the kernel in place of numbers; letters at a line's end are a target's states
@@ -286,32 +287,31 @@ def parse_df(text: str) -> dict[str, Any]:
 
 def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
     """Read a directory's own entries (`empty`) and the layout that new files in it get, its own or an inherited one."""
-    found: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
+    state: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
     listed = scene.host.run(_list(path), _ANSWER_SECONDS)
     if not listed.ok:
         if "No such file or directory" in listed.err:
-            return {**found, "exists": False}
-        return {**found, "error": listed.complaint}
-    found = {**found, "exists": True, "empty": not listed.out.strip()}
+            return {**state, "exists": False}
+        return {**state, "error": listed.complaint}
+    state = {**state, "exists": True, "empty": not listed.out.strip()}
     if not lfs:
-        return {**found, "error": "there is no lfs"}
+        return {**state, "error": "there is no lfs"}
     printed = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
     layout = parse_layout(printed.out) if printed.ok else None
     if layout is None:
         return {
-            **found,
+            **state,
             "error": f"lfs getstripe: {printed.complaint if not printed.ok else 'no layout in what it printed'}",
         }
-    return {**found, "layout": layout}
+    return {**state, "layout": layout}
 
 
 _ENTRY = r"\b(?:lmm_)?(stripe_count|stripe_size|pattern|stripe_offset|pool|e_start|e_end):\s*(\S+)"
 
 
 def parse_layout(text: str) -> dict[str, Any] | None:
-    """`lfs getstripe -d`: {count, size, offset, pattern, pool, components}; sizes in bytes, `components` of a composite layout
-    each with `start` and `end` in bytes, the last end None. The values beside it are then the last component's.
-    """
+    """Parse `lfs getstripe -d`: {count, size, offset, pattern, pool, components}; sizes in bytes, `components` of a composite
+    layout each with `start` and `end` in bytes, the last end None. The values beside it are then the last component's."""
     components: list[dict[str, Any]] = []
     for key, value in re.findall(_ENTRY, text):
         opens = key == "e_start" or (key == "stripe_count" and not components)

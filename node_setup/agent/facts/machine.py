@@ -11,7 +11,7 @@ from node_setup.agent.facts.scene import Scene, integer, space, start_ticks
 EMPTY: dict[str, Any] = {"host": {}, "os": {}, "kernel": {}, "cpu": {}, "memory": {}, "disk": {}, "boot_outcome": None}
 DISKS = ("/", "/etc")
 BOOT_OUTCOME = "/var/lib/lustrain/boot"
-"""Where infra/plan/nodes/first_boot.sh says how its last run ended: `ready`, or `failed` and the step."""
+"""infra/plan/nodes/first_boot.sh writes here how its last run ended: `ready`, or `failed` and the step."""
 _HEAD_BYTES = 4096
 
 
@@ -36,7 +36,7 @@ def _host(scene: Scene) -> dict[str, Any]:
 
 
 def parse_os_release(text: str) -> dict[str, Any]:
-    """`family` is what decides where files lie: debian, rhel or other."""
+    """Return id, version and family; `family` decides where files lie: debian, rhel or other."""
     pairs = re.findall(r"^([A-Z_]+)=[\"']?([^\"'\n]*)[\"']?$", text, re.MULTILINE)
     values = dict(pairs)
     names = {values.get("ID", ""), *values.get("ID_LIKE", "").split()}
@@ -53,18 +53,18 @@ def _kernel(scene: Scene) -> dict[str, Any]:
         "release": scene.text("/proc/sys/kernel/osrelease"),
         "arch": scene.text("/proc/sys/kernel/arch") or os.uname().machine,
         "cmdline": parse_cmdline(scene.host.read("/proc/cmdline") or ""),
-        "thp": chosen(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
+        "thp": bracketed_choice(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
     }
 
 
 def parse_cmdline(text: str) -> dict[str, str]:
-    """Options by name, the last of a name wins as in the kernel; one without a value has an empty one."""
+    """Return the options by name; the last of a name wins as in the kernel, and one without a value has an empty one."""
     words = re.findall(r'(?:[^\s"]|"[^"]*"?)+', text)
     pairs = (word.partition("=") for word in words)
     return {name: value.strip('"') for name, _, value in pairs}
 
 
-def chosen(text: str) -> str | None:
+def bracketed_choice(text: str) -> str | None:
     """Return the bracketed choice of a kernel file, e.g. `madvise` of `always [madvise] never`."""
     match = re.search(r"\[([^\]\s]+)\]", text)
     return match[1] if match else None
@@ -94,7 +94,7 @@ def _field(text: str, name: str) -> str | None:
 
 
 def count_of(ranges: str) -> int | None:
-    """How many numbers a list of the kernel names: 4 of `0-2,5`. None where it is not a list."""
+    """Count the numbers in a list of the kernel: 4 of `0-2,5`. None where it is not a list."""
     total = 0
     for part in ranges.strip().split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -117,17 +117,17 @@ def _memory(scene: Scene) -> dict[str, Any]:
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """KiB, or plain numbers where the kernel names no unit."""
+    """Return values in KiB, or plain numbers where the kernel names no unit."""
     return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)(?: kB)?$", text, re.MULTILINE)}
 
 
 def _disk(scene: Scene, path: str) -> dict[str, Any] | None:
-    found = space(scene.host, path)
-    if found is None:
+    stats = space(scene.host, path)
+    if stats is None:
         return None
     return {
-        "free_bytes": found.f_bavail * found.f_frsize,
+        "free_bytes": stats.f_bavail * stats.f_frsize,
         # File systems without a table of inodes, such as btrfs, say that they have none at all.
-        "free_inodes": integer(str(found.f_favail)) if found.f_files else None,
-        "read_only": bool(found.f_flag & os.ST_RDONLY),
+        "free_inodes": integer(str(stats.f_favail)) if stats.f_files else None,
+        "read_only": bool(stats.f_flag & os.ST_RDONLY),
     }

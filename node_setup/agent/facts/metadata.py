@@ -34,15 +34,15 @@ _NOTICES = {
     "maintenance": "events/maintenance/scheduled",
     "rebalance": "events/recommendations/rebalance",
 }
-"""In the order of urgency: the first that announces something is the notice."""
+"""Paths are in the order of urgency: the first that announces something is the notice."""
 
 
 class MetadataError(Exception):
-    """The service did not answer as it should; one line."""
+    """The service did not answer as it should; the message is one line."""
 
 
 def collect(scene: Scene) -> dict[str, Any]:
-    """Besides `metadata`, what the service says of the instance, as `_imds` for the fact `instance`."""
+    """Return `metadata` and, as `_imds` for the fact `instance`, what the service says of the instance."""
     endpoint = os.environ.get(ENDPOINT_VARIABLE) or (ENDPOINT if is_ec2(scene) else None)
     if endpoint is None:
         return {**EMPTY, "_imds": {}}
@@ -69,8 +69,8 @@ def is_ec2(scene: Scene) -> bool:
 
 
 def read_notice(kind: str, body: str | None) -> dict[str, Any] | None:
-    """{kind, action, at, in_hours} of what a path answered, of several events the next; None where that announces nothing.
-    MetadataError."""
+    """Return {kind, action, at, in_hours} from the answer of a path, the next of several events; None where it announces
+    nothing. MetadataError."""
     if body is None:
         return None
     try:
@@ -102,7 +102,7 @@ def _notice(kind: str, body: str) -> dict[str, Any] | None:
 
 
 def _hours_to(when: str) -> float | None:
-    """Hours until a time like `21 Jan 2026 09:00:43 GMT`; negative for a past time, None where it is not a time."""
+    """Return the hours until a time like `21 Jan 2026 09:00:43 GMT`; negative for a past time, None where it is not a time."""
     # Loaded with the datetime module behind it only where an event is announced.
     import calendar
 
@@ -114,7 +114,7 @@ def _hours_to(when: str) -> float | None:
 
 
 class Service:
-    """One token and the requests made with it, all before a deadline."""
+    """Hold one token and make requests with it, all before a deadline."""
 
     def __init__(self, endpoint: str, deadline: float) -> None:
         match = re.fullmatch(r"http://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]]+)(?::(\d{1,5}))?/?", endpoint)

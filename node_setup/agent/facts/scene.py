@@ -15,7 +15,7 @@ from node_setup.agent.host import Host
 
 
 class Mount(NamedTuple):
-    """One line of /proc/mounts."""
+    """This is one line of /proc/mounts."""
 
     source: str
     target: str
@@ -24,7 +24,7 @@ class Mount(NamedTuple):
 
 
 class Device(NamedTuple):
-    """One PCI function; `kind` is the base class, 3 for a display controller and 2 for a network controller."""
+    """This is one PCI function; `kind` is the base class, 3 for a display controller and 2 for a network controller."""
 
     slot: str
     vendor: int
@@ -33,7 +33,7 @@ class Device(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A running program; `started` is in clock ticks since boot."""
+    """This is a running program; `started` is in clock ticks since boot."""
 
     pid: int
     name: str
@@ -43,7 +43,7 @@ class Process(NamedTuple):
 
 @dataclass
 class Scene:
-    """One look at one machine."""
+    """This holds what the collectors share while they read one machine."""
 
     host: Host
     wanted: Wanted
@@ -81,13 +81,13 @@ class Scene:
         return (self.host.read(path) or "").strip() or None
 
     def has(self, vendor: int, *kinds: int) -> bool | None:
-        """Whether a vendor's PCI device is there, of one of the base classes if any is named; None where the bus is hidden."""
+        """Check for a vendor's PCI device, of one of the base classes if any is named; None where the bus is hidden."""
         if self.devices is None:
             return None
         return any(device.vendor == vendor and (not kinds or device.kind in kinds) for device in self.devices)
 
 
-def look(host: Host, wanted: Wanted) -> Scene:
+def read_scene(host: Host, wanted: Wanted) -> Scene:
     """Read the lists that several collectors need, once."""
     scene = Scene(host, wanted)
     scene.mounts = scene.guarded("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")) or []
@@ -106,13 +106,13 @@ def integer(text: str | None) -> int | None:
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    found = []
+    mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
             source, target, fstype = (_unescape(field) for field in fields[:3])
-            found.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
-    return found
+            mounts.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
+    return mounts
 
 
 def _unescape(text: str) -> str:
@@ -124,8 +124,8 @@ def parse_modules(text: str) -> list[str]:
 
 
 def _loaded(host: Host) -> frozenset[str]:
-    """Modules that are in effect. What is built into the kernel is in no table of modules, but has a folder in /sys/module
-    if it has parameters or a version (Documentation/ABI/stable/sysfs-module)."""
+    """Return the modules that are in effect. What is built into the kernel is in no table of modules, but has a folder in
+    /sys/module if it has parameters or a version (Documentation/ABI/stable/sysfs-module)."""
     return frozenset([*parse_modules(host.read("/proc/modules") or ""), *host.names("/sys/module")])
 
 
@@ -138,41 +138,43 @@ def parse_modalias(slot: str, text: str) -> Device | None:
 
 
 def _pci(host: Host) -> list[Device] | None:
-    """None where sysfs shows no PCI bus; machines without one, e.g. small virtual ones, have nothing on it."""
+    """Return the PCI devices; None where sysfs is hidden. Machines without a bus, e.g. small virtual ones, have none."""
     if not host.exists("/sys/bus"):
         return None
     slots = host.names("/sys/bus/pci/devices")
-    found = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
-    return [device for device in found if device is not None]
+    devices = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
+    return [device for device in devices if device is not None]
 
 
 _PROGRAMS = re.compile(r"slurm|python|pt_main|torchrun|chronyd|ntpd|systemd-timesyn|trainer")
-"""Names (of 15 characters at most) of processes whose arguments somebody wants; reading all arguments of a large node takes
+"""These processes' arguments are needed; the kernel cuts names to 15 characters. Reading all arguments of a large node takes
 tens of milliseconds."""
 
 
 def _processes(host: Host) -> list[Process]:
     # Half of a large node's processes are the kernel's own threads, children of process 2.
     kernel = set((host.read("/proc/2/task/2/children") or "").split())
-    found = []
+    processes = []
     for pid in host.names("/proc"):
         if pid.isdigit() and pid not in kernel:
             stat = host.read(f"/proc/{pid}/stat") or ""
             name = stat[stat.find("(") + 1 : stat.rfind(")")]
             if _PROGRAMS.search(name):
                 command = (host.read(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
-                found.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
-    return sorted(found, key=lambda process: (process.started, process.pid))
+                processes.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
+    return sorted(processes, key=lambda process: (process.started, process.pid))
 
 
 def start_ticks(stat: str) -> int | None:
-    """Field 22 of /proc/PID/stat, clock ticks from boot to start; the name in field 2 may hold spaces and parentheses."""
+    """Return field 22 of /proc/PID/stat, clock ticks from boot to start; the name in field 2 may hold spaces and
+    parentheses."""
     fields = stat[stat.rfind(")") + 1 :].split()
     return integer(fields[19]) if len(fields) > 19 else None
 
 
-def together(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
-    """Results of calls made side by side, by name; None and an error for one that failed or did not end within so many s."""
+def run_side_by_side(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
+    """Run calls side by side and return their results by name; None and an error for each that failed or did not end in
+    time."""
     results: dict[str, Any] = {}
 
     def run(name: str, call: Callable[[], Any]) -> None:

@@ -20,14 +20,15 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _init(scene: Scene) -> str | None:
-    """By the folder that tells whether a machine was booted with systemd (sd_booted(3)): systemctl looks at it, too."""
+    """Return the init system by the folder that shows whether a machine was booted with systemd (sd_booted(3)), as systemctl
+    does."""
     if scene.host.exists("/run/systemd/system"):
         return "systemd"
     return "other" if scene.host.exists("/proc/1/comm") else None
 
 
 def _services(scene: Scene, init: str | None) -> dict[str, Any] | None:
-    """One question for all units. Without systemd there are none, which is not an error; None where it does not answer."""
+    """Read all units with one call. Without systemd there are none, which is not an error; None where it does not answer."""
     wanted = scene.wanted.services
     if not wanted or init != "systemd":
         return {}
@@ -36,7 +37,7 @@ def _services(scene: Scene, init: str | None) -> dict[str, Any] | None:
 
 
 def parse_services(wanted: tuple[str, ...], text: str) -> dict[str, Any]:
-    """Blocks come in the order of the names, separated by an empty line; an alias's block carries another name.
+    """Parse blocks, which come in the order of the names, separated by an empty line; an alias's block carries another name.
 
     A unit that is not there has the load state `not-found`.
     """
@@ -56,7 +57,7 @@ def _service(block: dict[str, str]) -> dict[str, str]:
 
 
 def _packages(scene: Scene) -> dict[str, Any]:
-    """dpkg's own table is read as a file: `apt-mark` and `dpkg-query` take ten times as long."""
+    """Read dpkg's own table as a file: `apt-mark` and `dpkg-query` take ten times as long."""
     status = scene.host.read(_DPKG)
     if status is not None:
         held, installed = parse_dpkg(status, scene.wanted.packages)
@@ -69,9 +70,9 @@ def _packages(scene: Scene) -> dict[str, Any]:
 
 
 def parse_dpkg(text: str, patterns: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-    """Names on hold, and versions of the installed packages that match a pattern.
+    """Return the names on hold, and the versions of the installed packages that match a pattern.
 
-    Found by str.find: the table has some 700 kB, over which a regular expression takes some 4 ms for each pattern.
+    It is searched by str.find: the table has some 700 kB, over which a regular expression takes some 4 ms for each pattern.
     """
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     held: set[str] = set()
@@ -93,10 +94,10 @@ def parse_dpkg(text: str, patterns: tuple[str, ...]) -> tuple[list[str], dict[st
 
 
 def parse_versionlock(text: str) -> list[str]:
-    """Names of dnf's locked packages, whose lines are `name-epoch:version-release.arch`."""
+    """Return the names of dnf's locked packages, whose lines are `name-epoch:version-release.arch`."""
     lines = (line.strip() for line in text.splitlines())
-    found = (re.match(r"(.+?)-\d+:", line) for line in lines if line and line[0] not in "#!")
-    return [match[1] for match in found if match]
+    matches = (re.match(r"(.+?)-\d+:", line) for line in lines if line and line[0] not in "#!")
+    return [match[1] for match in matches if match]
 
 
 def _rpm(scene: Scene) -> dict[str, str] | None:

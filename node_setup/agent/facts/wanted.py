@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wanted:
-    """Keys to look up, each as its own tool names it.
+    """These keys are read, each as its own tool names it.
 
     `sysctls` are dotted keys; `module_parameters` are `module.parameter`; `lustre_parameters` are patterns of `lctl get_param`;
     `stripe_paths` are absolute directories on Lustre; `services` are unit names with their suffix; `packages` are names, a

@@ -31,8 +31,8 @@ KINDS = {
     "pending": "pending",
     "observe": "observe",
 }
-"""Module by name, in the order in which they are planned and applied: a module's options before it is loaded, Lustre's network
-before its mount, that before its directories' stripes and its client's parameters."""
+"""Modules by name stand in the order in which they are planned and applied: a module's options before it is loaded, Lustre's
+network before its mount, that before its directories' stripes and its client's parameters."""
 
 
 class Planner(Protocol):

@@ -57,7 +57,7 @@ def _plan(setting: str, facts: Facts, request: Request) -> list[Step | Remark]:
 
 
 def _copy(setting: str, facts: Facts) -> Iterator[Step]:
-    """Nothing where the agent runs from a checkout, which is not a single file to copy."""
+    """Return no step where the agent runs from a checkout, which is not a single file to copy."""
     agent = facts.get("agent") or {}
     running, installed, source = agent.get("sha256"), agent.get("installed"), agent.get("path")
     if running and source and running != installed:

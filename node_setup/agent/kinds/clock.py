@@ -13,10 +13,11 @@ from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import Facts, Remark, Request, Run, Setting, Step
 
 ON_EC2 = ("imds", "dmi", "hyperpod")
-"""Sources of facts.instance that only an EC2 instance has: the service's link-local address answers nowhere else."""
+"""Only an EC2 instance has these sources in facts.instance: the service's link-local address answers nowhere else."""
 
 FOLDERS = (("family", "debian", owned.CHRONY), ("id", "amzn", owned.CHRONY_AL))
-"""By facts.os: whose chrony.conf has the file's folder as a `sourcedir` unless somebody changed it; others' has none."""
+"""Each row names a fact of facts.os: a system with it has a chrony.conf which reads the folder as a `sourcedir` unless an
+administrator changed it; other systems have none."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -37,7 +38,8 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:
-    """Status and why where chrony does not read the file's folder: it knows `sourcedir` since 4.0, and Ubuntu 20.04 has 3.5."""
+    """Return status and reason where chrony does not read the file's folder: chrony knows `sourcedir` since 4.0, and Ubuntu
+    20.04 has 3.5."""
     folder = str(PurePosixPath(path).parent)
     folders = (facts.get("time") or {}).get("folders")
     if folders is None:

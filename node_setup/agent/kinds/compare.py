@@ -7,24 +7,24 @@ from itertools import zip_longest
 _ENDLESS = ("unlimited", "infinity")
 
 
-def satisfies(found: str, wanted: str, compare: str = "exact") -> bool:
-    """Whether what was found will do; `at-least` and `at-most` look at each field, and texts can only be equal."""
-    pairs = list(zip_longest(found.split(), wanted.split()))
+def satisfies(current: str, wanted: str, compare: str = "exact") -> bool:
+    """Check whether the current value will do; `at-least` and `at-most` compare each field, and texts can only be equal."""
+    pairs = list(zip_longest(current.split(), wanted.split()))
     return all(value is not None and bound is not None and _field(value, bound, compare) for value, bound in pairs)
 
 
-def merged(found: str, wanted: str, compare: str = "exact") -> str:
-    """Return what to write where `found` does not satisfy: never lower for `at-least`, never higher for `at-most`."""
-    ours, theirs = wanted.split(), found.split()
+def merge(current: str, wanted: str, compare: str = "exact") -> str:
+    """Return what to write where `current` does not satisfy: never lower for `at-least`, never higher for `at-most`."""
+    ours, theirs = wanted.split(), current.split()
     if compare == "exact" or len(ours) != len(theirs):
         return wanted
     return " ".join(old if _field(old, new, compare) else new for old, new in zip(theirs, ours))
 
 
-def _field(found: str, wanted: str, compare: str) -> bool:
-    value, bound = number(found), number(wanted)
+def _field(current: str, wanted: str, compare: str) -> bool:
+    value, bound = number(current), number(wanted)
     if value is None or bound is None:
-        return found == wanted
+        return current == wanted
     if compare == "at-least":
         return value >= bound
     return value <= bound if compare == "at-most" else value == bound

@@ -11,12 +11,12 @@ from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import PERSISTED, Facts, Remark, Request, Run, Setting, Step
 
 LOCKED = "locked by another process"
-"""What dpkg says while another holds its lock, as apt's timers do after a first boot (dpkg lib/dpkg/dbmodify.c); apt-mark has
-no option to wait for it."""
+"""dpkg prints this while another process holds its lock, as apt's timers do after a first boot (dpkg lib/dpkg/dbmodify.c);
+apt-mark has no option to wait for it."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`options.packages` are names, a `*` at an end for all that begin so."""
+    """Plan to hold `options.packages`: names, with a `*` at the end for all that begin so."""
     planned = [line for setting in chosen if setting.id in selected for line in _hold(setting, facts)]
     return with_ok(planned, chosen, selected, {}, "held")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lustrain.status import Status
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look_up, shown
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step, format_value, look_up
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -14,10 +14,10 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def _look(setting: Setting, facts: Facts) -> Remark:
-    found = look_up(facts, setting.key)[1]
-    if found is None:
+    fact = look_up(facts, setting.key)[1]
+    if fact is None:
         return Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read")
-    text = shown(found)
+    text = format_value(fact)
     if not setting.value or satisfies(text, setting.value, setting.compare):
         return Remark(setting.id, Status.OK, f"{setting.key} is {text}", text, setting.value or None)
     relation = {"exact": "", "at-least": "at least ", "at-most": "at most "}[setting.compare]

@@ -16,7 +16,8 @@ TAKE_IN: tuple[Command, ...] = (
     ("chronyc", "reload", "sources"),
     ("update-grub",),
 )
-"""Once more does no harm, which is why these may be run on a note's word; what else follows a file, facts ask for again."""
+"""Running these once more does no harm, so they may be run because a note says so; whatever else follows a file, the facts show
+again."""
 
 SECONDS = 120.0
 """update-grub looks at every kernel and disk."""

@@ -10,7 +10,7 @@ from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 ENABLED = ("enabled", "alias", "static", "indirect", "generated")
-"""Of `systemctl is-enabled`: enabled, or started by something else that is."""
+"""`systemctl is-enabled` prints these for a unit that is enabled, or started by another one that is."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -39,8 +39,8 @@ def _unit(setting: Setting, facts: Facts) -> list[Step | Remark]:
     return steps
 
 
-def _step(setting: Setting, part: str, found: str | None, wanted: str, verb: str) -> Step:
-    return Step(setting.id, part, setting.key, found, wanted, (Run(("systemctl", verb, setting.key)),))
+def _step(setting: Setting, part: str, current: str | None, wanted: str, verb: str) -> Step:
+    return Step(setting.id, part, setting.key, current, wanted, (Run(("systemctl", verb, setting.key)),))
 
 
 def no_systemd(facts: Facts) -> tuple[Status, str] | None:

@@ -20,11 +20,11 @@ Key = tuple[str, str, str]
 Log = Callable[[str], None]
 
 BUSY_S, AGAIN_S = 60.0, 2.0
-"""How long a program is tried again whose lock another one has, and how often."""
+"""A program whose lock another one has is tried again for so long, at this interval."""
 FAILED_PAUSE_S = 10.0
-"""Between the tries of a program that may fail a few times."""
+"""This is the pause between the tries of a program that may fail a few times."""
 RELOADS = frozenset({("systemctl", "daemon-reload"), ("udevadm", "control", "--reload")})
-"""Programs that take files in: run again after each further file, where other programs run once however many steps ask."""
+"""These programs take files in: they run again after each further file, while other programs run once for all steps."""
 
 
 def key(step: Step) -> Key:
@@ -33,7 +33,7 @@ def key(step: Step) -> Key:
 
 
 def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
-    """Do the steps' actions in order, identical ones once; the reason of each step that met an error, the rest goes on.
+    """Do the steps' actions in order, identical ones once, and return the reason of each step that failed; the others go on.
 
     The actions of one step build on each other: after the first that fails the step is left.
     """
@@ -43,7 +43,7 @@ def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
         trouble = _do(host, step, results)
         if trouble is not None:
             troubles[key(step)] = trouble
-        what = f"{step.setting} ({step.part}) {step.target}: {step.found} -> {step.wanted}"
+        what = f"{step.setting} ({step.part}) {step.target}: {step.current} -> {step.wanted}"
         log(what if trouble is None else f"{what} FAILED: {trouble}")
     return troubles
 
@@ -65,7 +65,7 @@ def _do(host: Host, step: Step, results: dict[Action, str | None]) -> str | None
 
 
 def perform(host: Host, action: Action) -> str | None:
-    """Do one action; None, or in one line what went wrong."""
+    """Do one action, and return None or in one line what went wrong."""
     if isinstance(action, Run):
         done = _run(host, action)
         return None if done.ok else f"{' '.join(action.command)}: {done.complaint}"
@@ -103,7 +103,8 @@ def _run_once(host: Host, action: Run) -> Done:
 
 
 def sweep(host: Host, folders: Iterable[str] = ()) -> list[str]:
-    """Remove what killed writers left beside our files, and say which; only under the lock, or it is a living writer's."""
+    """Remove what killed writers left beside our files, and return its names; only under the lock, or it may be a running
+    writer's."""
     ours = {PurePosixPath(path) for path in (*owned.PATHS, owned.AGENT, owned.REPORT)}
     gone = []
     for folder in sorted({str(path.parent) for path in ours} | set(folders)):
@@ -115,7 +116,7 @@ def sweep(host: Host, folders: Iterable[str] = ()) -> list[str]:
 
 
 def _is_unfinished(name: str) -> bool:
-    """`.NAME.XXXXXXXX.lustrain`, as Host names a file that it writes."""
+    """Recognise `.NAME.XXXXXXXX.lustrain`, as Host names a file that it writes."""
     parts = name.split(".")
     token = parts[-2] if len(parts) >= 4 else ""
     return (

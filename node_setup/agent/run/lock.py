@@ -25,12 +25,12 @@ class NoLockError(Exception):
 
 
 @contextmanager
-def held(host: Host, wait_s: float, path: str = owned.LOCK) -> Iterator[int]:
-    """Hold the node's lock inside; waits up to `wait_s` seconds, then BusyError names the holder. Or NoLockError.
+def hold(host: Host, wait_s: float, path: str = owned.LOCK) -> Iterator[int]:
+    """Hold the node's lock inside; wait up to `wait_s` seconds for it. BusyError names the holder; NoLockError.
 
-    `path` names another lock, for what only may not happen twice at once.
+    `path` names another lock, for what must not happen twice at once but does not change the node.
 
-    What it gives is the lock's descriptor: a process that has it holds the lock as well, such as a program that is changing the
+    The value is the lock's descriptor: a process that has it holds the lock as well, such as a program that is changing the
     node and goes on when the agent that started it is killed.
     """
     descriptor = _open(host.path(path))

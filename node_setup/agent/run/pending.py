@@ -1,7 +1,7 @@
 """The record of programs that a killed apply had still to run; their files are in place already and look as wanted.
 
 No fact tells a unit that systemd has read from one that only lies there. So before an apply begins, the programs that its
-files need are noted on the node's disk, and the note goes when they have run; a note that is found is work to do.
+files need are noted on the node's disk, and the note goes when they have run; a note that is still there is work to do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from node_setup.agent.model import Action, Facts, Remove, Run, Step, Write
 from node_setup.agent.run.apply import Log, perform
 
 
-def following(steps: Iterable[Step]) -> list[Command]:
-    """Return what the steps run to have their files taken in."""
+def commands_for_files(steps: Iterable[Step]) -> list[Command]:
+    """Return the commands by which the steps have their files taken in."""
     commands: set[Command] = set()
     for step in steps:
         written = False
@@ -30,7 +30,7 @@ def following(steps: Iterable[Step]) -> list[Command]:
 
 def begin(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
     """Note what will have to be run, beside what is noted already."""
-    noted, needed = noted_commands(facts), following(steps)
+    noted, needed = noted_commands(facts), commands_for_files(steps)
     if set(needed) - set(noted):
         _note(host, [command for command in TAKE_IN if command in (*noted, *needed)], log)
 
@@ -41,7 +41,7 @@ def end(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
     ran = {tuple(action.command) for step in steps for action in step.actions if isinstance(action, Run)}
     noted = noted_commands(facts)
     left = [command for command in noted if command not in ran]
-    if left != noted or following(steps):
+    if left != noted or commands_for_files(steps):
         _note(host, left, log)
 
 

@@ -56,7 +56,7 @@ def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
-    """One row for each step and each remark, in the catalogue's order, with the keys of the agent's result."""
+    """Return one row for each step and each remark, in the catalogue's order, with the keys of the agent's result."""
     made = [_step_row(step, plan) for step in plan.steps] + [_remark_row(remark, plan) for remark in plan.remarks]
     order = {name: number for number, name in enumerate(plan.settings)}
     return sorted(made, key=lambda row: order.get(row["setting"], len(order)))
@@ -84,8 +84,8 @@ def _profile_by_facts(facts: Facts, entry: Mapping[str, Any]) -> tuple[str, str]
     if _fact(facts, "gpu.present"):
         return "efa-gpu", "it has GPUs"
     if kind.startswith(GPU_FAMILIES) or entry.get("gpus") or entry.get("efa"):
-        return "efa-gpu", f"{kind or 'its group'} has GPUs or EFA, though none is found on the node"
-    return "cpu", "neither GPUs nor EFA nor Gaudi devices are found"
+        return "efa-gpu", f"{kind or 'its group'} has GPUs or EFA, though none is visible on the node"
+    return "cpu", "neither GPUs nor EFA nor Gaudi devices are visible"
 
 
 def _instance_type(facts: Facts, entry: Mapping[str, Any]) -> str:
@@ -125,7 +125,8 @@ def _selected(settings: Iterable[Setting], only: Sequence[str]) -> frozenset[str
 def _leaving_unknown(
     selected: frozenset[str], remarks: Iterable[Remark], request: Request
 ) -> tuple[frozenset[str], Request]:
-    """Whether a setting applies that hangs on an unreadable fact is not known: what is in place for it stays as it is."""
+    """Leave out settings that depend on an unreadable fact: whether they apply is not known, so what is in place for them
+    stays."""
     unknown = {remark.setting for remark in remarks if remark.status == Status.UNKNOWN}
     if not unknown:
         return selected, request
@@ -214,7 +215,7 @@ def _group_mistakes(request: Request) -> Iterator[str]:
 def _step_row(step: Step, plan: Plan) -> dict[str, Any]:
     setting = plan.settings.get(step.setting)
     row: dict[str, Any] = {"setting": step.setting, "status": Status.CHANGE, "why": setting.reason if setting else ""}
-    row.update(part=step.part, target=step.target, found=step.found, wanted=step.wanted, needs=step.needs)
+    row.update(part=step.part, target=step.target, found=step.current, wanted=step.wanted, needs=step.needs)
     return {**row, "severity": setting.severity if setting else "should"}
 
 
@@ -228,7 +229,7 @@ def _remark_row(remark: Remark, plan: Plan) -> dict[str, Any]:
         "target": None,
     }
     row.update(
-        found=remark.found,
+        found=remark.current,
         wanted=remark.wanted,
         needs=setting.needs if setting and remark.status == Status.REBOOT else "",
     )

@@ -8,13 +8,13 @@ from typing import Any
 from node_setup.agent.model import Facts
 
 NEAR_HOURS = 6.0
-"""Before a scheduled event of EC2 from which on a node is left alone. Ours: events are announced days or weeks ahead
+"""So long before a scheduled event of EC2 a node is left alone. The figure is ours: events are announced days or weeks ahead
 (EC2 user guide, "Scheduled events for Amazon EC2 instances"); within hours of one, a node takes no more jobs."""
 REBOOTS = ("instance-reboot", "system-reboot")
-"""Events which a user's reboot may settle: EC2 then moves the instance to other hardware where it can and takes a
+"""A user's reboot may settle these events: EC2 then moves the instance to other hardware where it can and takes a
 `system-reboot` back (EC2 API reference, InstanceMaintenanceOptions, `rebootMigration`)."""
 GIVEN_TO_US = ("slurm", "trainer")
-"""Kinds of jobs that a scheduler or a person started: at a boot the image's own health checks are on the GPUs."""
+"""A scheduler or a person started jobs of these kinds: at a boot the image's own health checks are on the GPUs."""
 _NAMED = 5
 
 
@@ -25,9 +25,9 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
     """
     jobs = facts.get("jobs")
     if jobs is None:
-        return f"whether a job runs could not be read{_unread(facts)}; fix: look at the node, or --force"
+        return f"whether a job runs could not be read{_read_error(facts)}; fix: look at the node, or --force"
     if jobs:
-        return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
+        return f"a job runs: {_job_list(jobs)}; fix: drain the node and let the job end, or --force"
     notice = (facts.get("metadata") or {}).get("notice")
     if notice and is_near(notice) and not (to_reboot and notice.get("action") in REBOOTS):
         return f"an interruption is announced: {notice_text(notice)}; fix: let the instance be replaced, or --force"
@@ -37,14 +37,14 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
 def at_boot(facts: Facts) -> str | None:
     """Return what refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
 
-    Not what could not be read, and no notice: a node that boots is better tuned than not.
+    Neither unreadable facts nor a notice refuse: a node that boots is better tuned than not.
     """
     jobs = [job for job in facts.get("jobs") or () if job["kind"] in GIVEN_TO_US]
-    return f"a job runs: {_named(jobs)}; fix: fab node-tune when it has ended" if jobs else None
+    return f"a job runs: {_job_list(jobs)}; fix: fab node-tune when it has ended" if jobs else None
 
 
 def is_near(notice: Mapping[str, Any]) -> bool:
-    """Whether what is announced ends the node soon: always for spot and Auto Scaling, whose notices come minutes ahead.
+    """Check whether the announced event ends the node soon: always for spot and Auto Scaling, whose notices come minutes ahead.
 
     A scheduled event counts in its last hours, and where its time cannot be read. A rebalance recommendation does not count:
     it names no time, stays for the rest of an instance's life, which may be weeks, and trainers go on under it by default.
@@ -56,17 +56,17 @@ def is_near(notice: Mapping[str, Any]) -> bool:
 
 
 def notice_text(notice: Mapping[str, Any]) -> str:
-    """`spot terminate at 2026-01-21T09:00:43Z`."""
+    """Write a notice like `spot terminate at 2026-01-21T09:00:43Z`."""
     when = f" at {notice['at']}" if notice.get("at") else ""
     return " ".join(str(notice[key]) for key in ("kind", "action") if notice.get(key)) + when
 
 
-def _named(jobs: Sequence[Mapping[str, Any]]) -> str:
+def _job_list(jobs: Sequence[Mapping[str, Any]]) -> str:
     names = ", ".join(f"{job['kind']} {job['id']}" for job in jobs[:_NAMED])
     return f"{names} and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else names
 
 
-def _unread(facts: Facts) -> str:
+def _read_error(facts: Facts) -> str:
     """Return the error that is to blame, if any."""
     why = [
         error["why"]

@@ -25,12 +25,20 @@ from node_setup.agent.model import (
 )
 from node_setup.agent.run import lock, pending
 from node_setup.agent.run.apply import Log, apply, key, perform, sweep
-from node_setup.agent.run.outcome import Changes, applied, fallen, followed, reboots, unfit, unplanned
+from node_setup.agent.run.outcome import (
+    Changes,
+    blocking_settings,
+    enabled_by_earlier_step,
+    reboot_reasons,
+    result_rows,
+    stopped_services,
+    unplanned_changes,
+)
 from node_setup.agent.run.plan import Plan, plan, rows
 from node_setup.agent.run.refusal import refusal
 from node_setup.agent.settings import catalog
-from node_setup.agent.wire.answer import blank
-from node_setup.agent.wire.identity import Identity, installed
+from node_setup.agent.wire.answer import empty_answer
+from node_setup.agent.wire.identity import Identity, installed_sha
 
 Refuse = Callable[[Facts], Optional[str]]
 
@@ -39,8 +47,8 @@ ROUNDS = 3
 
 
 @dataclass
-class Looker:
-    """Reads facts and plans from them, as often as needed, and keeps the time that it took."""
+class Inspector:
+    """It reads facts and plans from them, as often as needed, and keeps the time that it took."""
 
     host: Host
     request: Request
@@ -49,41 +57,42 @@ class Looker:
     facts: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"facts": 0.0, "plan": 0.0, "apply": 0.0})
 
-    def look(self) -> Plan:
+    def inspect(self) -> Plan:
         began = time.perf_counter()
         self.facts = facts(self.host, self.request, self.identity, self.settings)
         between = time.perf_counter()
         made = plan(self.settings, self.facts, self.request)
-        self.spend("facts", between - began)
-        self.spend("plan", time.perf_counter() - between)
+        self.add_seconds("facts", between - began)
+        self.add_seconds("plan", time.perf_counter() - between)
         return made
 
-    def spend(self, phase: str, seconds: float) -> None:
+    def add_seconds(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = round(self.seconds[phase] + seconds, 4)
 
 
 def facts(host: Host, request: Request, identity: Identity, settings: tuple[Setting, ...]) -> dict[str, Any]:
     """Collect what the settings and the document need, and which agent runs and is installed."""
-    found: dict[str, Any] = collect(host, catalog.wanted(settings, request.document))
-    found["agent"] = {
-        **found["agent"],
+    values: dict[str, Any] = collect(host, catalog.wanted_facts(settings, request.document))
+    values["agent"] = {
+        **values["agent"],
         "path": identity.path,
         "sha256": identity.sha256,
-        "installed": installed(host),
+        "installed": installed_sha(host),
     }
-    return found
+    return values
 
 
 def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, Any], int]:
-    """Plan what a tune would do; change nothing. The result, and exit 0 in sync, 2 with drift, 1 where something failed.
+    """Plan what a tune would do and change nothing. Return the result, and exit status 0 in sync, 2 with drift, 1 where
+    something failed.
 
     A foreign file that wins at the next boot is drift, though none that a tune would undo.
     """
-    looker = Looker(host, request, identity)
-    made = looker.look()
-    result = _result(looker, made, rows(made))
+    inspector = Inspector(host, request, identity)
+    made = inspector.inspect()
+    result = _result(inspector, made, rows(made))
     statuses = {row["status"] for row in result["rows"]}
-    differs = bool(statuses & {Status.CHANGE, Status.CONFLICT}) or bool(unfit(result["rows"]))
+    differs = bool(statuses & {Status.CHANGE, Status.CONFLICT}) or bool(blocking_settings(result["rows"]))
     code = EXIT_FAILED if Status.FAILED in statuses else EXIT_DRIFT if differs else EXIT_IN_SYNC
     return result, code
 
@@ -91,52 +100,52 @@ def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, A
 def tune(
     host: Host, request: Request, identity: Identity, wait_s: float, log: Log, refuse: Refuse = refusal
 ) -> tuple[dict[str, Any], int]:
-    """Bring the node to what is wanted and say what came of it; exit 0, 1 where something failed, 4 where refused.
+    """Bring the node to what is wanted. Return the result, and exit status 0, 1 where something failed, 4 where refused.
 
-    `wait_s` seconds at most are waited for another agent to end. `refuse` says why a node is left alone, unless forced.
+    It waits at most `wait_s` seconds for another agent to end. `refuse` returns why a node is left alone, unless forced.
     """
     try:
-        with lock.held(host, wait_s) as held:
+        with lock.hold(host, wait_s) as held:
             for left in sweep(host):
                 log(f"removed what a killed agent left: {left}")
-            return _tune(Looker(host, request, identity), held, log, refuse)
+            return _tune(Inspector(host, request, identity), held, log, refuse)
     except lock.BusyError as busy:
-        return {**blank(identity), "refused": str(busy)}, EXIT_REFUSED
+        return {**empty_answer(identity), "refused": str(busy)}, EXIT_REFUSED
     except lock.NoLockError as error:
-        return {**blank(identity), "errors": [{"where": owned.LOCK, "why": str(error)}]}, EXIT_FAILED
+        return {**empty_answer(identity), "errors": [{"where": owned.LOCK, "why": str(error)}]}, EXIT_FAILED
 
 
-def _tune(looker: Looker, held: int, log: Log, refuse: Refuse) -> tuple[dict[str, Any], int]:
-    before = looker.look()
+def _tune(inspector: Inspector, held: int, log: Log, refuse: Refuse) -> tuple[dict[str, Any], int]:
+    before = inspector.inspect()
     if not before.steps:
-        result = _result(looker, before, rows(before))
+        result = _result(inspector, before, rows(before))
         return result, _code(result)
-    refused = None if looker.request.force else refuse(looker.facts)
+    refused = None if inspector.request.force else refuse(inspector.facts)
     if refused:
-        return {**_result(looker, before, rows(before)), "refused": refused}, EXIT_REFUSED
-    done, after = _settle(looker, before, held, log)
-    result = _result(looker, after, applied(done, after))
-    result["unplanned"] = unplanned(done, after)
-    result["errors"] += _record(looker.host, result)
+        return {**_result(inspector, before, rows(before)), "refused": refused}, EXIT_REFUSED
+    done, after = _apply_until_stable(inspector, before, held, log)
+    result = _result(inspector, after, result_rows(done, after))
+    result["unplanned"] = unplanned_changes(done, after)
+    result["errors"] += _record(inspector.host, result)
     return result, _code(result)
 
 
-def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Changes, Plan]:
-    """Apply, look again, and apply what only became possible by that."""
+def _apply_until_stable(inspector: Inspector, before: Plan, held: int, log: Log) -> tuple[Changes, Plan]:
+    """Apply, inspect again, and apply what only became possible by that."""
     steps: tuple[Step, ...] = before.steps
-    done, after, found = Changes(known=before.remarks), before, looker.facts
+    done, after, facts_before = Changes(known=before.remarks), before, inspector.facts
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        pending.begin(looker.host, steps, looker.facts, log)
-        with looker.host.lending(held):
-            troubles = apply(looker.host, steps, log)
-        pending.end(looker.host, steps, looker.facts, log)
-        looker.spend("apply", time.perf_counter() - began)
+        pending.begin(inspector.host, steps, inspector.facts, log)
+        with inspector.host.lending(held):
+            troubles = apply(inspector.host, steps, log)
+        pending.end(inspector.host, steps, inspector.facts, log)
+        inspector.add_seconds("apply", time.perf_counter() - began)
         done = replace(done, steps=done.steps + steps, troubles={**done.troubles, **troubles})
-        after = looker.look()
-        done = replace(done, fallen=fallen(found, looker.facts))
+        after = inspector.inspect()
+        done = replace(done, stopped_services=stopped_services(facts_before, inspector.facts))
         tried = {key(step) for step in done.steps}
-        steps = tuple(step for step in after.steps if key(step) not in tried and followed(step, before))
+        steps = tuple(step for step in after.steps if key(step) not in tried and enabled_by_earlier_step(step, before))
         if not steps:
             break
     return done, after
@@ -152,20 +161,20 @@ def _record(host: Host, result: Mapping[str, Any]) -> list[dict[str, str]]:
 def _code(result: Mapping[str, Any]) -> int:
     """Return the exit code. A conflict is a failure: what the node has now it loses at its next boot."""
     bad = (Status.FAILED, Status.CONFLICT)
-    failed = any(row["status"] in bad for row in result["rows"]) or unfit(result["rows"])
+    failed = any(row["status"] in bad for row in result["rows"]) or blocking_settings(result["rows"])
     return EXIT_FAILED if failed or result["unplanned"] or result["errors"] else EXIT_IN_SYNC
 
 
-def _result(looker: Looker, made: Plan, shown: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(inspector: Inspector, made: Plan, shown: list[dict[str, Any]]) -> dict[str, Any]:
     from node_setup.agent.lint import lint
 
     return {
-        **blank(looker.identity),
+        **empty_answer(inspector.identity),
         "profile": made.profile,
         "profile_why": made.profile_why,
         "group": made.group,
         "rows": shown,
-        "reboot": reboots(shown),
-        "lint": lint(looker.facts),
-        "seconds": dict(looker.seconds),
+        "reboot": reboot_reasons(shown),
+        "lint": lint(inspector.facts),
+        "seconds": dict(inspector.seconds),
     }

@@ -13,7 +13,7 @@ def is_rule(rule: str) -> bool:
 
 
 def accepts(rule: str, value: str) -> bool:
-    """Whether a value keeps to a rule; no rule takes a line end, as values go into files of one line a value."""
+    """Check that a value keeps to a rule; no rule takes a line end, as values go into files of one line a value."""
     if not value or len(value) > LONGEST or not value.isprintable() or value != value.strip():
         return False
     if rule == "text":

@@ -22,12 +22,12 @@ _REQUIRED = ("id", "kind", "profiles", "reason", "source")
 _KEYS = (*_TEXT, "profiles", "when", "default", "options", "value_per")
 
 _ID = re.compile(r"[\w.*+-]+\Z")
-"""What files of many settings can have as the mark of a setting's lines (`kinds.owned_lines`)."""
+"""Files of many settings can hold such an id as the mark of a setting's lines (`kinds.owned_lines`)."""
 
 _VALUED = ("module-option", "sysctl", "limit", "slurmd-limit", "kernel-argument", "lustre-parameter", "clock")
 _KEYED = (*_VALUED[:-1], "module-load", "unit", "observe")
 _OPTIONS = {"file": ("path", "lines"), "hold": ("packages",), "clock": ("flags",)}
-"""What a kind cannot do without, by kind."""
+"""Each kind needs these options."""
 
 SERVICES = (
     "slurmd.service",
@@ -39,13 +39,13 @@ SERVICES = (
     "unattended-upgrades.service",
     "dlami-nvme.service",
 )
-"""Units that kinds and checks look at without a setting that names them."""
+"""Kinds and checks read these units without a setting that names them."""
 FSTAB = "/etc/fstab"
-"""Where somebody else may have named a mount point that would be ours."""
+"""An administrator may have named a mount point here that would be ours."""
 
 
 def load() -> tuple[Setting, ...]:
-    """Every setting, of the packed agent or of the checkout. UserError where the tables are not right."""
+    """Return every setting of the packed agent or of the checkout. UserError where the tables are not right."""
     return parse(data.tables())
 
 
@@ -173,7 +173,7 @@ def _is_formula(per: Any) -> bool:
     )
 
 
-def wanted(settings: Iterable[Setting], document: Mapping[str, Any]) -> Wanted:
+def wanted_facts(settings: Iterable[Setting], document: Mapping[str, Any]) -> Wanted:
     """Return what has to be read on a node so that these settings can be planned for it."""
     settings = list(settings)
     keys: dict[str, list[str]] = {}

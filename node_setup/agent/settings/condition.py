@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node_setup.agent.model import look_up, shown
+from node_setup.agent.model import format_value, look_up
 
 HOLDS, FAILS, UNKNOWN = "holds", "fails", "unknown"
 _PATH = r"[A-Za-z_][\w./@:-]*"
 _TEST = re.compile(rf"({_PATH})\s*(>=|<=|==|!=|>|<|\bin\b)\s*(\S.*)\Z")
 _BARE = re.compile(rf"(not\s+)?({_PATH})\Z")
-_ASKED = ("document", "group", "profile")
-"""Roots that hold what the caller wants, not what the node is: where a value is missing, it is not wanted, and not unknown."""
+_REQUEST_ROOTS = ("document", "group", "profile")
+"""These roots hold what the caller wants, not what the node is: where a value is missing, it is not wanted, and not unknown."""
 _LISTS = ("services", "packages.installed", "sysctl", "kernel.cmdline", "modules.parameters", "disk")
-"""Facts that name what was found: a name that is not in them is not on the node."""
+"""These facts list what there is: a name that is not in them is not on the node."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Judgement:
 
 
 def parse(text: str) -> Condition:
-    """ValueError with what is wrong."""
+    """Parse a condition. ValueError with what is wrong."""
     bare = _BARE.match(text.strip())
     if bare:
         return Condition(text, bare.group(2), negated=bare.group(1) is not None)
@@ -67,8 +67,8 @@ def judge(condition: Condition, tree: Mapping[str, Any]) -> Judgement:
 
 
 def _absent(path: str, tree: Mapping[str, Any]) -> bool:
-    """Whether a missing value means that the thing is absent, and not that it could not be read."""
-    if path.split(".")[0] in _ASKED:
+    """Check whether a missing value means that the thing is absent, and not that it could not be read."""
+    if path.split(".")[0] in _REQUEST_ROOTS:
         return True
     return any(path.startswith(name + ".") and isinstance(look_up(tree, name)[1], Mapping) for name in _LISTS)
 
@@ -81,11 +81,11 @@ def _true(value: Any) -> bool:
 
 def _compares(value: Any, condition: Condition) -> bool:
     if condition.operator == "in":
-        return shown(value) in condition.literals
+        return format_value(value) in condition.literals
     literal = condition.literals[0]
-    ours, theirs = _number(shown(value)), _number(literal)
+    ours, theirs = _number(format_value(value)), _number(literal)
     if condition.operator in ("==", "!="):
-        same = shown(value) == literal or (ours is not None and ours == theirs)
+        same = format_value(value) == literal or (ours is not None and ours == theirs)
         return same == (condition.operator == "==")
     if ours is None or theirs is None:
         return False
@@ -101,16 +101,16 @@ def _number(text: str) -> float | None:
 
 def _failed(condition: Condition, value: Any) -> str:
     if condition.operator:
-        return f"{condition.path} is {'not set' if value is None else shown(value)}, needs {_needs(condition)}"
+        return f"{condition.path} is {'not set' if value is None else format_value(value)}, needs {_needs(condition)}"
     if condition.negated:
         return (
             f"{condition.path} is there"
             if isinstance(value, (Mapping, list))
-            else f"{condition.path} is {shown(value)}"
+            else f"{condition.path} is {format_value(value)}"
         )
     if value is None or isinstance(value, (Mapping, list)):
         return f"no {condition.path}"
-    return f"{condition.path} is {shown(value) or 'empty'}"
+    return f"{condition.path} is {format_value(value) or 'empty'}"
 
 
 def _needs(condition: Condition) -> str:

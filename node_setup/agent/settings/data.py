@@ -8,16 +8,17 @@ from functools import cache
 from typing import Any
 
 PACKED = "settings.json"
-"""In the package `node_setup`: {file's stem: its content}, as `node_setup.pack` writes it. Python 3.9 reads no TOML."""
+"""This file in the package `node_setup` holds {file's stem: its content}, as `node_setup.pack` writes it. Python 3.9 reads no
+TOML."""
 
 
 @cache
 def tables() -> dict[str, Any]:
-    """Every file of settings by its stem (`kernel`, `variables`, `xid`); callers do not change what they get."""
+    """Return every file of settings by its stem (`kernel`, `variables`, `xid`); callers do not change what they get."""
     packed = _packed()
     if packed is not None:
-        found: dict[str, Any] = json.loads(packed)
-        return found
+        content: dict[str, Any] = json.loads(packed)
+        return content
     return _from_files()
 
 

@@ -14,22 +14,22 @@ from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Facts, Request
 from node_setup.agent.verify import clock, efa, first_boot, gpu, hardware, lustre, probes, settings, slurm, storage
 from node_setup.agent.verify.digest import digest
-from node_setup.agent.verify.expected import Expected, expected
-from node_setup.agent.verify.result import HYPERPOD, READY, Result, drain, known, to_json, worst
+from node_setup.agent.verify.expected import ExpectedHardware, expected_hardware
+from node_setup.agent.verify.result import HYPERPOD, READY, Result, drain, fact_at, to_json, worst
 
 VERSION = 1
 TIERS = ("facts", "fast")
-"""`facts` looks only; `fast` also writes to Lustre, which takes a few seconds and fits a Slurm prolog."""
+"""`facts` only reads; `fast` also writes to Lustre, which takes a few seconds and fits a Slurm prolog."""
 TOPICS = (first_boot, hardware, gpu, efa, lustre, slurm, clock, storage)
 
-Check = Callable[[Facts, Expected, Request], Result]
+Check = Callable[[Facts, ExpectedHardware, Request], Result]
 
 
 def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tuple[dict[str, Any], int]:
-    """All results as JSON, and the agent's exit status: 0 ready, 2 not. UserError where the request is wrong."""
+    """Return all results as JSON, and the agent's exit status: 0 ready, 2 not. UserError where the request is wrong."""
     if tier not in TIERS:
         raise UserError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)))
-    want = expected(facts, request)
+    want = expected_hardware(facts, request)
     results = [_timed(check, facts, want, request) for topic in TOPICS for check in topic.CHECKS]
     results += _all_timed("settings", lambda: settings.check_all(facts, request))
     if tier == "fast":
@@ -38,9 +38,9 @@ def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tu
     first = worst(results)
     answer = {
         "version": VERSION,
-        "host": known(facts, "host", "name") or platform.node(),
+        "host": fact_at(facts, "host", "name") or platform.node(),
         "facts_digest": digest(facts),
-        "jobs": known(facts, "jobs"),
+        "jobs": fact_at(facts, "jobs"),
         "results": [to_json(result) for result in results],
         "ready": ready,
         "drain": drain(results),
@@ -50,10 +50,10 @@ def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tu
 
 
 _ODD_FACTS = (AttributeError, KeyError, TypeError, ValueError)
-"""What code raises that meets facts of a form it does not know, say of another version's collectors."""
+"""Code raises these when facts have a form that it does not know, say from another version's collectors."""
 
 
-def _timed(check: Check, facts: Facts, want: Expected, request: Request) -> Result:
+def _timed(check: Check, facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     started = time.monotonic()
     try:
         result = check(facts, want, request)
@@ -63,7 +63,7 @@ def _timed(check: Check, facts: Facts, want: Expected, request: Request) -> Resu
 
 
 def _all_timed(name: str, run: Callable[[], Iterable[Result]]) -> list[Result]:
-    """Results that come together; the first carries the time of all."""
+    """Return results that come together; the first carries the time of all."""
     started = time.monotonic()
     try:
         results = list(run())

@@ -4,101 +4,106 @@ from __future__ import annotations
 
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import REBOOT, REPLACE, Result, counted, known, unread
+from node_setup.agent.verify.expected import ExpectedHardware
+from node_setup.agent.verify.result import REBOOT, REPLACE, Result, fact_at, judge_count, unread_result
 
 MODULES = ("efa", "ib_uverbs", "ib_core")
 HUGEPAGES, HUGEPAGE_KIB = 5128, 2048
-"""What EFA's installer sets aside. https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
+"""EFA's installer sets so many aside. https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
 
 
-def devices(facts: Facts, want: Expected, request: Request) -> Result:
-    """RDMA devices of the kernel by the type's count, every port active."""
-    found = known(facts, "efa", "devices")
+def devices(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check the kernel's RDMA devices by the type's count; every port has to be active."""
+    all_devices = fact_at(facts, "efa", "devices")
     if want.efa is None:
         return Result("efa-devices", Status.UNKNOWN, "the number of EFA devices of this type is not known")
-    if found is None:
-        return unread("efa-devices", facts, "efa", "/sys/class/infiniband") if want.efa else _none("efa-devices", want)
-    ours = [device for device in found if device.get("driver") in ("efa", None)]
+    if all_devices is None:
+        return (
+            unread_result("efa-devices", facts, "efa", "/sys/class/infiniband")
+            if want.efa
+            else _none("efa-devices", want)
+        )
+    ours = [device for device in all_devices if device.get("driver") in ("efa", None)]
     down = [str(device.get("name")) for device in ours if "ACTIVE" not in str(device.get("state") or "ACTIVE").upper()]
     if down:
         return Result("efa-devices", Status.FAILED, f"ports are down: {', '.join(down)}", REPLACE)
-    on_the_bus = known(facts, "efa", "pci")
+    on_the_bus = fact_at(facts, "efa", "pci")
     untaken = on_the_bus is not None and len(ours) < on_the_bus
     if untaken and len(ours) < want.efa:
         why = f"the driver has taken {len(ours)} of {on_the_bus} on the bus; fix: load module efa, or reboot"
         return Result("efa-devices", Status.FAILED, why, REBOOT, str(len(ours)), str(want.efa))
-    return counted("efa-devices", len(ours), want.efa, "EFA devices", REPLACE)
+    return judge_count("efa-devices", len(ours), want.efa, "EFA devices", REPLACE)
 
 
-def domains(facts: Facts, want: Expected, request: Request) -> Result:
+def domains(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     """Count what libfabric offers, which is what NCCL gets: a device that the kernel lists may have no domain.
     (https://github.com/awslabs/awsome-distributed-ai/pull/1088: names differ too, so they are counted.)"""
     if not want.efa:
         return _none("efa-domains", want)
-    found = known(facts, "efa", "domains")
-    if found is None:
-        return unread("efa-domains", facts, "efa.domains", "fi_info")
-    return counted("efa-domains", len(set(found)), want.efa, "libfabric domains", REBOOT)
+    names = fact_at(facts, "efa", "domains")
+    if names is None:
+        return unread_result("efa-domains", facts, "efa.domains", "fi_info")
+    return judge_count("efa-domains", len(set(names)), want.efa, "libfabric domains", REBOOT)
 
 
-def modules(facts: Facts, want: Expected, request: Request) -> Result:
+def modules(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     if not want.efa:
         return _none("efa-modules", want)
-    loaded = known(facts, "modules", "loaded")
+    loaded = fact_at(facts, "modules", "loaded")
     if loaded is None:
-        return unread("efa-modules", facts, "modules", "/proc/modules")
+        return unread_result("efa-modules", facts, "modules", "/proc/modules")
     missing = [name for name in MODULES if name not in loaded]
     if missing:
         return Result(
             "efa-modules", Status.FAILED, f"not loaded: {', '.join(missing)}; fix: run EFA's installer", REBOOT
         )
-    return Result("efa-modules", Status.OK, "loaded", found=", ".join(MODULES))
+    return Result("efa-modules", Status.OK, "loaded", actual=", ".join(MODULES))
 
 
-def plugin(facts: Facts, want: Expected, request: Request) -> Result:
-    """Of two plugins on one node NCCL takes whichever the search path names first, in each job another one."""
+def plugin(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that there is one plugin: of two on one node NCCL takes whichever the search path names first, in each job another
+    one."""
     if not want.efa or not want.gpus:
         return Result("ofi-plugin", Status.SKIPPED, "no GPUs to use EFA")
-    found = known(facts, "efa", "plugins")
-    if found is None:
-        return unread("ofi-plugin", facts, "efa", "places of NCCL's plugin")
-    if len(found) > 1:
+    paths = fact_at(facts, "efa", "plugins")
+    if paths is None:
+        return unread_result("ofi-plugin", facts, "efa", "places of NCCL's plugin")
+    if len(paths) > 1:
         return Result(
             "ofi-plugin",
             Status.FAILED,
-            f"{len(found)} plugins: {', '.join(found)}; fix: keep one",
-            found=str(len(found)),
+            f"{len(paths)} plugins: {', '.join(paths)}; fix: keep one",
+            actual=str(len(paths)),
         )
-    if not found:
+    if not paths:
         why = "none on the host: only images that bring their own talk over EFA"
-        return Result("ofi-plugin", Status.WARNING, why, found="0")
-    return Result("ofi-plugin", Status.OK, "one", found=found[0])
+        return Result("ofi-plugin", Status.WARNING, why, actual="0")
+    return Result("ofi-plugin", Status.OK, "one", actual=paths[0])
 
 
-def hugepages(facts: Facts, want: Expected, request: Request) -> Result:
-    """libfabric's bounce buffers lie in huge pages; without them jobs run, a little slower."""
+def hugepages(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check the huge pages in which libfabric's bounce buffers lie; without them jobs run a little slower."""
     if not want.efa:
         return _none("efa-hugepages", want)
-    total, free = known(facts, "memory", "hugepages_total"), known(facts, "memory", "hugepages_free")
-    size = known(facts, "memory", "hugepage_kib")
+    total, free = fact_at(facts, "memory", "hugepages_total"), fact_at(facts, "memory", "hugepages_free")
+    size = fact_at(facts, "memory", "hugepage_kib")
     if total is None or size is None:
-        return unread("efa-hugepages", facts, "memory", "/proc/meminfo")
+        return unread_result("efa-hugepages", facts, "memory", "/proc/meminfo")
     counts = (str(total), str(HUGEPAGES))
     if total * size < HUGEPAGES * HUGEPAGE_KIB:
         return Result(
             "efa-hugepages",
             Status.WARNING,
             "fewer than EFA's installer sets aside",
-            found=counts[0],
+            actual=counts[0],
             expected=counts[1],
         )
     if free == 0 and facts.get("jobs") == []:
-        return Result("efa-hugepages", Status.WARNING, "none is free though no job runs", found="0 free")
-    return Result("efa-hugepages", Status.OK, "set aside", found=counts[0], expected=counts[1])
+        return Result("efa-hugepages", Status.WARNING, "none is free though no job runs", actual="0 free")
+    return Result("efa-hugepages", Status.OK, "set aside", actual=counts[0], expected=counts[1])
 
 
-def _none(check: str, want: Expected) -> Result:
+def _none(check: str, want: ExpectedHardware) -> Result:
     return Result(check, Status.SKIPPED, "no EFA here" if want.efa == 0 else "see efa-devices")
 
 

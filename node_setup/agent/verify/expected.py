@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node_setup.agent.group import bare, group_of
+from node_setup.agent.group import bare_type, group_of
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.settings import data
-from node_setup.agent.verify.result import known
+from node_setup.agent.verify.result import fact_at
 
 BY_HAND = "machines"
-"""The backend whose node document someone wrote who knows the machines: its counts are believed for any type."""
+"""In this backend a person who knows the machines wrote the node document: its counts are believed for any type."""
 
 
 @dataclass(frozen=True)
-class Expected:
-    """Counts of devices, None where they are not known; `problem` says why that is so. `efa` may be less than the type has,
-    where the cluster attaches fewer; `nvlinks` counts links of one GPU, None where not known. `other` holds where the node is
-    another type than its group."""
+class ExpectedHardware:
+    """This is what a node should have: counts of devices, None where they are not known; `problem` says why. `efa` may be less
+    than the type has, where the cluster attaches fewer; `nvlinks` counts links of one GPU, None where not known. `other` holds
+    where the node is another type than its group."""
 
     type: str | None = None
     group: str | None = None
@@ -34,20 +34,20 @@ class Expected:
     role: str = "worker"
 
 
-def expected(facts: Facts, request: Request) -> Expected:
-    """By the table of types, or by the group where someone counted by hand; a cluster may attach fewer EFA devices than its
-    type has."""
+def expected_hardware(facts: Facts, request: Request) -> ExpectedHardware:
+    """Return what the table of types has, or the group where its counts were entered by hand; a cluster may attach fewer EFA
+    devices than its type has."""
     group = group_of(facts, request)
     described = (request.document.get("groups") or {}).get(group) or {}
-    kind = bare(known(facts, "instance", "type"))
-    wanted = bare(described.get("type"))
+    kind = bare_type(fact_at(facts, "instance", "type"))
+    wanted = bare_type(described.get("type"))
     role = str(described.get("role") or "worker")
     table = type_table(kind or wanted)
     machines = request.document.get("backend") == BY_HAND and bool(described)
     by_hand = machines or bool(described.get("by_hand"))
     counts = _counts(None if described.get("by_hand") else table, described, by_hand)
     differs = bool(kind and wanted and kind != wanted and not machines)
-    return Expected(
+    return ExpectedHardware(
         type=kind or wanted,
         group=group,
         gpus=counts["gpus"],
@@ -65,9 +65,9 @@ def expected(facts: Facts, request: Request) -> Expected:
 def type_table(kind: str | None) -> Mapping[str, Any] | None:
     """Return the type's row in `settings/instances.toml`; None where it is not in it."""
     tables = data.tables().get("instances", {})
-    found = tables.get("instance", {}).get(kind)
-    if found:
-        return {"gpus": 0, **found}
+    row = tables.get("instance", {}).get(kind)
+    if row:
+        return {"gpus": 0, **row}
     drives = next((drives for drives, names in tables.get("plain", {}).items() if kind in names), None)
     return None if drives is None else {"gpus": 0, "efa": 0, "nvme": int(drives)}
 

@@ -9,18 +9,28 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.settings import data
-from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import ACTIONS, NONE, REBOOT, REPLACE, RESET_GPU, Result, counted, known, unread
+from node_setup.agent.verify.expected import ExpectedHardware
+from node_setup.agent.verify.result import (
+    ACTIONS,
+    NONE,
+    REBOOT,
+    REPLACE,
+    RESET_GPU,
+    Result,
+    fact_at,
+    judge_count,
+    unread_result,
+)
 
 ALIKE = 0.95
-"""Of the largest memory: what drivers set aside differs a little from card to card."""
+"""Memory of at least this share of the largest counts as the same: drivers set aside a little more on some cards."""
 
 
-def count(facts: Facts, want: Expected, request: Request) -> Result:
-    """GPUs by the type's count; on Gaudi the cards that hl-smi lists."""
-    gaudi = bool(known(facts, "hpu", "present"))
+def count(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Count the GPUs, or on Gaudi the cards that hl-smi lists, and compare with the type's count."""
+    gaudi = bool(fact_at(facts, "hpu", "present"))
     kind = "hpu" if gaudi else "gpu"
-    devices = known(facts, kind, "devices")
+    devices = fact_at(facts, kind, "devices")
     if want.neuron:
         return Result(
             "gpu-count",
@@ -33,29 +43,29 @@ def count(facts: Facts, want: Expected, request: Request) -> Result:
     if want.gpus == 0 and not devices:
         return Result("gpu-count", Status.SKIPPED, "the type has none")
     if devices is None:
-        return unread("gpu-count", facts, kind, "hl-smi" if gaudi else "nvidia-smi")
-    return counted("gpu-count", len(devices), want.gpus, "accelerators", REPLACE)
+        return unread_result("gpu-count", facts, kind, "hl-smi" if gaudi else "nvidia-smi")
+    return judge_count("gpu-count", len(devices), want.gpus, "accelerators", REPLACE)
 
 
-def memory(facts: Facts, want: Expected, request: Request) -> Result:
-    """Accelerators of one model have the same memory: one with less has lost a part of it."""
-    devices = known(facts, "hpu", "devices") or _devices(facts)
+def memory(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that accelerators of one model have the same memory: one with less has lost a part of it."""
+    devices = fact_at(facts, "hpu", "devices") or _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-memory")
     sizes = [(_name(device), str(device.get("name")), int(device.get("memory_mib") or 0)) for device in devices]
     if not all(size for _, _, size in sizes):
-        return unread("gpu-memory", facts, "hpu" if known(facts, "hpu", "present") else "gpu", "memory")
+        return unread_result("gpu-memory", facts, "hpu" if fact_at(facts, "hpu", "present") else "gpu", "memory")
     most = {model: max(size for _, other, size in sizes if other == model) for _, model, _ in sizes}
     less = [f"{name}: {size} of {most[model]} MiB" for name, model, size in sizes if size < ALIKE * most[model]]
     if less:
         return Result("gpu-memory", Status.FAILED, f"less than others of its model: {', '.join(less)}", REPLACE)
     return Result(
-        "gpu-memory", Status.OK, "alike", found=", ".join(f"{size} MiB" for size in sorted(set(most.values())))
+        "gpu-memory", Status.OK, "alike", actual=", ".join(f"{size} MiB" for size in sorted(set(most.values())))
     )
 
 
-def ecc(facts: Facts, want: Expected, request: Request) -> Result:
-    """No uncorrectable memory error since the driver was loaded."""
+def ecc(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that there was no uncorrectable memory error since the driver was loaded."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-ecc")
@@ -63,14 +73,14 @@ def ecc(facts: Facts, want: Expected, request: Request) -> Result:
     bad = [f"GPU {name}: {number}" for name, number in errors.items() if number]
     if bad:
         return Result(
-            "gpu-ecc", Status.FAILED, "uncorrectable memory errors: " + ", ".join(bad), RESET_GPU, found="; ".join(bad)
+            "gpu-ecc", Status.FAILED, "uncorrectable memory errors: " + ", ".join(bad), RESET_GPU, actual="; ".join(bad)
         )
     if None in errors.values():
         return _uncounted("gpu-ecc", errors, want, "ECC errors")
     return Result("gpu-ecc", Status.OK, "no uncorrectable error")
 
 
-def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
+def row_remap(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     """Check remapped rows: one that could not be remapped is NVIDIA's criterion for exchange; a pending one waits for a reset.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"""
     devices = _devices(facts)
@@ -91,20 +101,20 @@ def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 NVLINK_5 = range(144, 151)
-"""Xids of NVLink 5 events, whose text says how bad each is: https://docs.nvidia.com/deploy/xid-errors/"""
+"""These are Xids of NVLink 5 events, whose text says how bad each is: https://docs.nvidia.com/deploy/xid-errors/"""
 
 
-def xid(facts: Facts, want: Expected, request: Request) -> Result:
+def xid(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     """Check what the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
 
     Where a reset would do, the action is a reboot: the log of this boot holds the error after a reset, too, and the node would
     be reset forever.
     """
-    if not _devices(facts) and (known(facts, "hpu", "present") or not want.gpus):
+    if not _devices(facts) and (fact_at(facts, "hpu", "present") or not want.gpus):
         return _without(facts, want, "gpu-xid")
-    events = known(facts, "gpu", "xids")
+    events = fact_at(facts, "gpu", "xids")
     if events is None:
-        return unread("gpu-xid", facts, "gpu.xids", "the kernel's log")
+        return unread_result("gpu-xid", facts, "gpu.xids", "the kernel's log")
     acting: list[tuple[str, str]] = []
     for event in events:
         number, switch = int(event["xid"]), bool(event.get("switch"))
@@ -124,7 +134,7 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
         Status.WARNING if action == NONE else Status.FAILED,
         why,
         action,
-        found=str(len(acting)),
+        actual=str(len(acting)),
         expected="0",
     )
 
@@ -132,7 +142,7 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
 def xid_action(number: int, text: str, gpu: str = "") -> str:
     """Return what an Xid calls for; a code that the table does not hold is a person's to judge.
 
-    Xid 154 tells a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
+    Xid 154 reports a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
     """
     table = data.tables().get("xid", {})
     now = text.lower().rsplit(" to ", 1)[-1]
@@ -147,8 +157,8 @@ def xid_action(number: int, text: str, gpu: str = "") -> str:
 
 
 def _fatal(number: int, text: str, switch: bool) -> bool:
-    """Whether a switch or an NVLink 5 event calls itself fatal, and not `Non-fatal` or `Nonfatal`: the fabric is broken then.
-    https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/ (SXid errors)"""
+    """Check whether a switch or an NVLink 5 event calls itself fatal, and not `Non-fatal` or `Nonfatal`: the fabric is broken
+    then. https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/ (SXid errors)"""
     return (switch or number in NVLINK_5) and re.search(r"(?<![-A-Za-z])Fatal\b", text) is not None
 
 
@@ -163,13 +173,14 @@ BROKEN_COOLING = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
 SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
 
 
-def throttle(facts: Facts, want: Expected, request: Request) -> Result:
-    """Clocks held down by heat or power while nothing runs; an idle GPU's low clocks and a set power limit are normal."""
+def throttle(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Warn of clocks that heat or power hold down while nothing runs; an idle GPU's low clocks and a set power limit are
+    normal."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-throttle")
     if any(device.get("throttle") is None for device in devices):
-        return unread("gpu-throttle", facts, "gpu", "reasons for low clocks")
+        return unread_result("gpu-throttle", facts, "gpu", "reasons for low clocks")
     for names, status, action in ((BROKEN_COOLING, Status.FAILED, REPLACE), (SLOWED, Status.WARNING, NONE)):
         slow = [
             f"GPU {_name(device)}: {reason}"
@@ -186,7 +197,7 @@ def throttle(facts: Facts, want: Expected, request: Request) -> Result:
 
 def _hot(facts: Facts, slow: str, action: str) -> Result:
     """Judge a hot GPU: an idle one that is too hot has broken cooling; one at work may have a hot day."""
-    jobs = known(facts, "jobs")
+    jobs = fact_at(facts, "jobs")
     if jobs is None:
         return Result("gpu-throttle", Status.UNKNOWN, f"{slow}; it is not known whether a job runs")
     if jobs:
@@ -194,21 +205,21 @@ def _hot(facts: Facts, slow: str, action: str) -> Result:
     return Result("gpu-throttle", Status.FAILED, slow, action)
 
 
-def persistence(facts: Facts, want: Expected, request: Request) -> Result:
-    """Without it the driver forgets its state, clocks included, whenever no process holds a GPU."""
+def persistence(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check persistence mode: without it the driver forgets its state, clocks included, whenever no process holds a GPU."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-persistence")
     modes = [device.get("persistence") for device in devices]
     if None in modes:
-        return unread("gpu-persistence", facts, "gpu", "persistence mode")
+        return unread_result("gpu-persistence", facts, "gpu", "persistence mode")
     if not all(_on(mode) for mode in modes):
         return Result("gpu-persistence", Status.WARNING, "off; fix: fab node-tune --only gpu.persistence")
     return Result("gpu-persistence", Status.OK, "on")
 
 
-def clocks(facts: Facts, want: Expected, request: Request) -> Result:
-    """Application clocks at the highest pair that the GPU names; GPUs that know none are left alone."""
+def clocks(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that application clocks are at the highest pair that the GPU names; GPUs that know none are left alone."""
     devices = _devices(facts)
     if not devices:
         return _without(facts, want, "gpu-clocks")
@@ -224,13 +235,13 @@ def clocks(facts: Facts, want: Expected, request: Request) -> Result:
     return Result("gpu-clocks", Status.OK, "at their highest")
 
 
-def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
-    """Every link of every GPU up; errors on links that are up are named."""
+def nvlinks(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that every link of every GPU is up; errors on links that are up are named."""
     if want.nvlinks is None:
         return Result("gpu-nvlink", Status.SKIPPED, "no count of links is known for this type")
-    links = known(facts, "gpu", "nvlinks")
+    links = fact_at(facts, "gpu", "nvlinks")
     if links is None:
-        return unread("gpu-nvlink", facts, "gpu.nvlinks", "nvidia-smi nvlink")
+        return unread_result("gpu-nvlink", facts, "gpu.nvlinks", "nvidia-smi nvlink")
     down = [
         f"GPU {gpu}: {counts['up']} of {want.nvlinks}" for gpu, counts in links.items() if counts["up"] < want.nvlinks
     ]
@@ -244,19 +255,20 @@ def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
     return Result("gpu-nvlink", Status.OK, f"{want.nvlinks} links a GPU", expected=str(want.nvlinks))
 
 
-def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
-    """Where GPUs are joined by NVSwitch, CUDA does not start without a fabric manager of the driver's own version."""
+def fabric_manager(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check the fabric manager: where GPUs are joined by NVSwitch, CUDA does not start without a fabric manager of the driver's
+    own version."""
     if want.nvlinks is None:
         return Result("fabric-manager", Status.SKIPPED, "no NVSwitch on this type")
-    driver, version = known(facts, "gpu", "driver"), known(facts, "gpu", "fabric_manager", "version")
+    driver, version = fact_at(facts, "gpu", "driver"), fact_at(facts, "gpu", "fabric_manager", "version")
     if driver is None:
-        return unread("fabric-manager", facts, "gpu", "the driver's version")
+        return unread_result("fabric-manager", facts, "gpu", "the driver's version")
     if version is None:
-        return unread("fabric-manager", facts, "gpu.fabric_manager", "the fabric manager's version")
+        return unread_result("fabric-manager", facts, "gpu.fabric_manager", "the fabric manager's version")
     if version != driver:
         why = f"is {version}, the driver {driver}; fix: install the same version"
-        return Result("fabric-manager", Status.FAILED, why, found=str(version), expected=str(driver))
-    active = known(facts, "services", "nvidia-fabricmanager.service", "active")
+        return Result("fabric-manager", Status.FAILED, why, actual=str(version), expected=str(driver))
+    active = fact_at(facts, "services", "nvidia-fabricmanager.service", "active")
     if active in ("activating", "reloading"):
         return Result("fabric-manager", Status.UNKNOWN, "it is starting; look again in a minute")
     if active not in ("active", None):
@@ -277,22 +289,23 @@ def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
     ]
     if failed:
         return Result("fabric-manager", Status.FAILED, f"has not joined all GPUs: {', '.join(failed)}", REBOOT)
-    return Result("fabric-manager", Status.OK, "as the driver", found=str(version))
+    return Result("fabric-manager", Status.OK, "as the driver", actual=str(version))
 
 
 def _devices(facts: Facts) -> list[Mapping[str, Any]]:
-    return list(known(facts, "gpu", "devices") or ())
+    return list(fact_at(facts, "gpu", "devices") or ())
 
 
-def _without(facts: Facts, want: Expected, check: str) -> Result:
+def _without(facts: Facts, want: ExpectedHardware, check: str) -> Result:
     """Return the result without an NVIDIA GPU: skipped where none is expected; `gpu-count` reports an unknown count."""
-    if known(facts, "hpu", "present") or (not want.gpus and known(facts, "gpu", "present") is False):
+    if fact_at(facts, "hpu", "present") or (not want.gpus and fact_at(facts, "gpu", "present") is False):
         return Result(check, Status.SKIPPED, "no NVIDIA GPU")
-    return unread(check, facts, "gpu", "nvidia-smi")
+    return unread_result(check, facts, "gpu", "nvidia-smi")
 
 
-def _uncounted(check: str, values: Mapping[str, Any], want: Expected, what: str) -> Result:
-    """GPUs of workstations and small inference types keep no such counters; those of training types do."""
+def _uncounted(check: str, values: Mapping[str, Any], want: ExpectedHardware, what: str) -> Result:
+    """Return the result without counters: GPUs of workstations and small inference types keep none, those of training types
+    do."""
     if want.nvlinks is None and not any(value is not None for value in values.values()):
         return Result(check, Status.SKIPPED, f"these GPUs do not count {what}")
     return Result(check, Status.UNKNOWN, f"{what} could not be read")

@@ -9,22 +9,22 @@ from lustrain.status import Status
 from node_setup.agent.kinds.lustre.lnet_efa import servers_without_efa
 from node_setup.agent.kinds.lustre.mount import same_source
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import NONE, Result, known, unread
+from node_setup.agent.verify.expected import ExpectedHardware
+from node_setup.agent.verify.result import NONE, Result, fact_at, unread_result
 
 EKS = "hyperpod-eks"
 FULL_PERCENT, NEARLY_FULL_PERCENT = 98, 90
 """A target at 90 % slows writes down, a full one refuses them. Every node sees the same, so only what stops jobs fails."""
 
 
-def mount(facts: Facts, want: Expected, request: Request) -> Result:
+def mount(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     """Check that the cluster's file system is at its path; another one, or none, would take a job's checkpoints elsewhere."""
-    path = known(request.document, "lustre", "path")
+    path = fact_at(request.document, "lustre", "path")
     if not path:
         return Result("lustre-mount", Status.SKIPPED, "the cluster has no Lustre")
-    mounts = known(facts, "lustre", "mounts")
+    mounts = fact_at(facts, "lustre", "mounts")
     if mounts is None:
-        return unread("lustre-mount", facts, "lustre", "mounts")
+        return unread_result("lustre-mount", facts, "lustre", "mounts")
     here = [mount for mount in mounts if mount.get("target") == path]
     if not here and any(
         mount.get("target") == path and mount.get("fstype") == "autofs" for mount in facts.get("mounts") or ()
@@ -34,16 +34,16 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
         )
     if not here:
         return Result("lustre-mount", Status.FAILED, f"nothing of type lustre is mounted at {path}", expected=path)
-    found, options = here[-1], here[-1].get("options") or ()
+    current, options = here[-1], here[-1].get("options") or ()
     if "ro" in options:
-        return Result("lustre-mount", Status.FAILED, f"{path} is mounted read-only", found=found.get("source"))
+        return Result("lustre-mount", Status.FAILED, f"{path} is mounted read-only", actual=current.get("source"))
     wanted = _source(request)
-    if wanted and not same_source(str(found.get("source")), wanted):
+    if wanted and not same_source(str(current.get("source")), wanted):
         return Result(
-            "lustre-mount", Status.FAILED, f"another file system is at {path}", NONE, found.get("source"), wanted
+            "lustre-mount", Status.FAILED, f"another file system is at {path}", NONE, current.get("source"), wanted
         )
     why = f"at {path}" if wanted else f"at {path}; which file system it should be is not known"
-    return Result("lustre-mount", Status.OK, why, found=found.get("source"), expected=wanted)
+    return Result("lustre-mount", Status.OK, why, actual=current.get("source"), expected=wanted)
 
 
 def _source(request: Request) -> str | None:
@@ -55,15 +55,15 @@ def _source(request: Request) -> str | None:
     return None
 
 
-def network(facts: Facts, want: Expected, request: Request) -> Result:
-    """Where the cluster's file system takes EFA, LNet has as many EFA interfaces as the group gives to Lustre, all of them up,
-    and knows the servers of what is mounted by their EFA addresses. On EKS pods mount, over the node's LNet."""
+def network(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that, where the cluster's file system takes EFA, LNet has as many EFA interfaces as the group gives to Lustre, all
+    of them up, and knows the servers of what is mounted by their EFA addresses. On EKS pods mount, over the node's LNet."""
     check, wanted = "lustre-network", efa_interfaces(request, want)
     if not wanted:
         return Result(check, Status.SKIPPED, _why_tcp(request, want))
-    nets = known(facts, "lustre", "nets")
+    nets = fact_at(facts, "lustre", "nets")
     if nets is None:
-        return unread(check, facts, "lustre.nets", "LNet's networks")
+        return unread_result(check, facts, "lustre.nets", "LNet's networks")
     efa = [nid for net in nets if str(net["net"]).startswith("efa") for nid in net["nids"]]
     if not efa:
         return Result(check, Status.FAILED, "LNet has no EFA network: I/O goes over TCP; fix: fab node-tune")
@@ -76,18 +76,18 @@ def network(facts: Facts, want: Expected, request: Request) -> Result:
     if servers_without_efa(facts):
         why = "LNet has EFA, but knows the servers over TCP only, as where Lustre was mounted first; fix: fab node-tune"
         return Result(check, Status.FAILED, why)
-    return Result(check, Status.OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
+    return Result(check, Status.OK, f"{len(efa)} EFA interfaces", actual=str(len(efa)))
 
 
-def efa_interfaces(request: Request, want: Expected) -> int:
-    """How many EFA interfaces LNet needs at least. A node document of an older cluster gives no number: one then."""
+def efa_interfaces(request: Request, want: ExpectedHardware) -> int:
+    """Return how many EFA interfaces LNet needs at least: one where the node document of an older cluster gives no number."""
     group = (request.document.get("groups") or {}).get(want.group) or {}
     if "lustre_efa" in group:
         return min(int(group["lustre_efa"]), want.efa if want.efa is not None else int(group["lustre_efa"]))
-    return int(bool(known(request.document, "lustre", "efa") and want.efa))
+    return int(bool(fact_at(request.document, "lustre", "efa") and want.efa))
 
 
-def _why_tcp(request: Request, want: Expected) -> str:
+def _why_tcp(request: Request, want: ExpectedHardware) -> str:
     lustre = request.document.get("lustre")
     if not lustre:
         return "the cluster has no Lustre" if request.document.get("backend") != EKS else "pods mount Lustre over TCP"
@@ -100,16 +100,16 @@ def _why_tcp(request: Request, want: Expected) -> str:
     )
 
 
-def targets(facts: Facts, want: Expected, request: Request) -> Result:
+def targets(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     if not request.document.get("lustre"):
         return Result("lustre-targets", Status.SKIPPED, "the cluster has no Lustre")
-    osts = known(facts, "lustre", "osts")
+    osts = fact_at(facts, "lustre", "osts")
     if osts and osts.get("silent"):
         first, *more = osts["silent"]
         why = f"targets do not answer: {first}{f' (and {len(more)} more)' if more else ''}"
         return Result("lustre-targets", Status.FAILED, why, NONE, str(len(more) + 1), "0")
     if osts is None or osts.get("fullest_percent") is None:
-        return unread("lustre-targets", facts, "lustre.osts", "lfs df")
+        return unread_result("lustre-targets", facts, "lustre.osts", "lfs df")
     full, shown = osts["fullest_percent"], f"{osts['fullest_percent']} %"
     limit = f"< {NEARLY_FULL_PERCENT} %"
     if full >= FULL_PERCENT:
@@ -128,7 +128,7 @@ def targets(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_efa: bool) -> Result:
-    """Which network carried the probe's I/O, by messages that LNet counted meanwhile, summed over all its interfaces.
+    """Check which network carried the probe's I/O, by the messages that LNet counted meanwhile, summed over all its interfaces.
 
     awslabs/awsome-distributed-ai `mount_fsx.sh` reads one line of counters; where there are several EFA devices its shell
     comparison fails, and with it the check passes.
@@ -152,7 +152,7 @@ def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_ef
 
 
 def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None:
-    """Messages sent and received, whichever is fewer: a path that only sends carries nothing. None where not counted."""
+    """Return messages sent or received, whichever is fewer: a path that only sends carries nothing. None where not counted."""
     directions = []
     for key in ("send", "recv"):
         sums = [_sum(nets, name, key) for nets in (before, after)]
@@ -163,7 +163,7 @@ def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None
 
 
 def _dropped(before: Sequence[Any], after: Sequence[Any]) -> int:
-    """Messages dropped on all networks; 0 where some interface does not count them."""
+    """Return messages dropped on all networks; 0 where some interface does not count them."""
     sums = [_sum(nets, "", "drop") for nets in (before, after)]
     return 0 if sums[0] is None or sums[1] is None else max(0, sums[1] - sums[0])
 

@@ -13,32 +13,34 @@ READY = frozenset({Status.OK, Status.WARNING, Status.SKIPPED})
 
 NONE, RESET_GPU, REBOOT, REPLACE = "NONE", "RESET_GPU", "REBOOT", "REPLACE"
 ACTIONS = (NONE, RESET_GPU, REBOOT, REPLACE)
-"""What is to be done with the node, the heavier the later; NONE: a person has to look, or the node needs tuning."""
+"""These actions are in the order of their weight; NONE: a person has to look, or the node needs tuning."""
 
 HYPERPOD = {RESET_GPU: "Action:Reboot", REBOOT: "Action:Reboot", REPLACE: "Action:Replace"}
-"""The reason, letter for letter, by which HyperPod repairs a Slurm node that is set to `fail`; anything around it and it does
-nothing. A GPU's reset is a reboot there, since processes of others hold the GPU.
+"""These are the reasons, letter for letter, by which HyperPod repairs a Slurm node that is set to `fail`; anything around it
+and it does nothing. A GPU's reset is a reboot there, since processes of others hold the GPU.
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-resiliency-slurm-replace-faulty-instance.html"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """`found` and `expected` are short texts for a table; `seconds` is what the check took."""
+    """This is one check's result: `actual` and `expected` are short texts for a table; `seconds` is what the check took."""
 
     check: str
     status: Status
     why: str
     action: str = NONE
-    found: str | None = None
+    actual: str | None = None
     expected: str | None = None
     seconds: float = 0.0
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    return asdict(replace(result, seconds=round(result.seconds, 3)))
+    """Return the result as JSON data, where `actual` is called `found`."""
+    values = asdict(replace(result, seconds=round(result.seconds, 3)))
+    return {"found" if name == "actual" else name: value for name, value in values.items()}
 
 
-def known(facts: Mapping[str, Any], *path: str) -> Any:
+def fact_at(facts: Mapping[str, Any], *path: str) -> Any:
     """Return the fact at this path; None where it or anything on the way to it is missing or could not be read."""
     value: Any = facts
     for part in path:
@@ -56,23 +58,23 @@ def reason(facts: Mapping[str, Any], where: str) -> str:
     return why[0] if why else ""
 
 
-def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
+def unread_result(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
     """Return the result of a check whose facts could not be read."""
     why = reason(facts, where)
     return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {why}" if why else ""))
 
 
-def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
+def judge_count(check: str, count: int, expected: int, what: str, action: str) -> Result:
     """Judge devices by their number: too few fail, more than expected warn."""
-    if expected == 0 and found == 0:
+    if expected == 0 and count == 0:
         return Result(check, Status.SKIPPED, f"the type has no {what}")
-    if found < expected:
-        status, why = Status.FAILED, f"{expected - found} of {expected} {what} are missing"
-    elif found > expected:
+    if count < expected:
+        status, why = Status.FAILED, f"{expected - count} of {expected} {what} are missing"
+    elif count > expected:
         status, why = Status.WARNING, f"more {what} than the type has, or than the cluster attaches"
     else:
         status, why = Status.OK, "all there"
-    return Result(check, status, why, action if status == Status.FAILED else NONE, str(found), str(expected))
+    return Result(check, status, why, action if status == Status.FAILED else NONE, str(count), str(expected))
 
 
 def worst(results: Iterable[Result]) -> Result | None:
@@ -82,7 +84,7 @@ def worst(results: Iterable[Result]) -> Result | None:
 
 
 def drain(results: Iterable[Result]) -> str | None:
-    """One line for `scontrol update … state=drain reason=`; None where nothing failed.
+    """Return one line for `scontrol update … state=drain reason=`; None where nothing failed.
 
     The unknown does not drain a node: suites that took a tool that does not answer for broken hardware emptied healthy nodes
     (NVIDIA/DCGM issue 308), and ones that took it for health kept broken ones (IBM/autopilot issue 68). So a node of which

@@ -12,17 +12,18 @@ from node_setup.agent.settings import catalog
 from node_setup.agent.verify.result import Result
 
 APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-parameters"}
-"""Kinds that are shown as checks of their own; all others are one, `settings`."""
+"""These kinds are shown as checks of their own; all others are one check, `settings`."""
 
 
 def check_all(facts: Facts, request: Request) -> list[Result]:
-    """One result for stripes, one for Lustre's parameters, one for the rest. UserError where the request is wrong."""
+    """Return one result for stripes, one for Lustre's parameters, one for all other settings. UserError where the request is
+    wrong."""
     made = planning.plan(catalog.load(), facts, request)
     rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*APART.values(), "settings")}
     for row in planning.rows(made):
         kind = made.settings[row["setting"]].kind
         rows[APART.get(kind, "settings")].append(row)
-    return [judge(check, found, made.settings) for check, found in rows.items()]
+    return [judge(check, setting_rows, made.settings) for check, setting_rows in rows.items()]
 
 
 def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Result:
@@ -42,7 +43,7 @@ def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, 
         status, why = Status.WARNING, f"not as planned: {_names(off)}; fix: fab node-tune"
     else:
         status, why = Status.OK, "as planned"
-    return Result(check, status, why, found=f"{in_sync} in sync", expected=str(len(rows)))
+    return Result(check, status, why, actual=f"{in_sync} in sync", expected=str(len(rows)))
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> str:

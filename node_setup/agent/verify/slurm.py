@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import Result, known
+from node_setup.agent.verify.expected import ExpectedHardware
+from node_setup.agent.verify.result import Result, fact_at
 
 ENOUGH_BYTES = 16 * 2**30
 """Below it registering buffers with EFA fails. awslabs/awsome-distributed-ai, GPU health check 2."""
 
 
-def memlock(facts: Facts, want: Expected, request: Request) -> Result:
-    """Locked memory of the running slurmd, which jobs inherit; a login's `ulimit -l` says nothing of them."""
-    limits = known(facts, "limits", "slurmd")
+def memlock(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check the locked memory of the running slurmd, which jobs inherit; a login's `ulimit -l` says nothing of them."""
+    limits = fact_at(facts, "limits", "slurmd")
     if limits is None:
         return _without_slurmd(facts, want, request)
     values = limits.get("memlock")
@@ -28,13 +28,13 @@ def memlock(facts: Facts, want: Expected, request: Request) -> Result:
         "slurmd-memlock",
         status,
         "limited; fix: fab node-tune, then restart slurmd",
-        found=small[0],
+        actual=small[0],
         expected="unlimited",
     )
 
 
-def _without_slurmd(facts: Facts, want: Expected, request: Request) -> Result:
-    unit = known(facts, "services", "slurmd.service") or {}
+def _without_slurmd(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    unit = fact_at(facts, "services", "slurmd.service") or {}
     if unit.get("load") == "loaded" and unit.get("active") == "active":
         return Result("slurmd-memlock", Status.UNKNOWN, "slurmd runs, but its limits could not be read")
     if request.document.get("backend") == "hyperpod-slurm" and want.role == "worker":

@@ -4,53 +4,54 @@ from __future__ import annotations
 
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import REBOOT, Result, known, unread
+from node_setup.agent.verify.expected import ExpectedHardware
+from node_setup.agent.verify.result import REBOOT, Result, fact_at, unread_result
 
 GIB = 2**30
 SHM_SHARE = 0.25
-"""Of memory; the kernel's own size of a tmpfs is half of it. Data loaders pass their batches through /dev/shm."""
+"""/dev/shm should have this share of memory; the kernel's own size of a tmpfs is half of it. Data loaders pass their batches
+through /dev/shm."""
 
 
-def shm(facts: Facts, want: Expected, request: Request) -> Result:
-    size, memory = known(facts, "memory", "shm_gib"), known(facts, "memory", "gib")
+def shm(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    size, memory = fact_at(facts, "memory", "shm_gib"), fact_at(facts, "memory", "gib")
     if size is None or memory is None:
-        return unread("shm", facts, "memory", "the size of /dev/shm")
+        return unread_result("shm", facts, "memory", "the size of /dev/shm")
     shown = f"{size:g} GiB"
     if size < memory * SHM_SHARE:
-        return Result("shm", Status.WARNING, f"less than a quarter of {memory:g} GiB of memory", found=shown)
-    return Result("shm", Status.OK, "large enough", found=shown)
+        return Result("shm", Status.WARNING, f"less than a quarter of {memory:g} GiB of memory", actual=shown)
+    return Result("shm", Status.OK, "large enough", actual=shown)
 
 
-def scratch(facts: Facts, want: Expected, request: Request) -> Result:
-    """Local drives, where there are any, are mounted somewhere: directly or as parts of an array."""
+def scratch(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that local drives, where there are any, are mounted somewhere: directly or as parts of an array."""
     if not want.nvme:
         return Result("scratch", Status.SKIPPED, "no local drives")
-    blocks, mounts = known(facts, "blocks"), known(facts, "mounts")
+    blocks, mounts = fact_at(facts, "blocks"), fact_at(facts, "mounts")
     if blocks is None or mounts is None:
-        return unread("scratch", facts, "blocks" if blocks is None else "mounts", "block devices and mounts")
+        return unread_result("scratch", facts, "blocks" if blocks is None else "mounts", "block devices and mounts")
     drives = {str(block["name"]) for block in blocks if block.get("instance_store")}
     holders = {str(holder) for block in blocks if block.get("instance_store") for holder in block.get("holders") or ()}
     sources = {str(mount["source"]).rsplit("/", 1)[-1] for mount in mounts}
     points = [point for block in blocks if block.get("instance_store") for point in block.get("mountpoints") or ()]
     if points or sources & (drives | holders):
-        return Result("scratch", Status.OK, "mounted", found=", ".join(points) or None)
+        return Result("scratch", Status.OK, "mounted", actual=", ".join(points) or None)
     return Result("scratch", Status.WARNING, "local drives are not mounted; fix: fab node-tune")
 
 
-def disk(facts: Facts, want: Expected, request: Request) -> Result:
+def disk(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     """Check the root file system: one that is full or has gone read-only breaks every job, and tuning too."""
-    root = known(facts, "disk", "/")
+    root = fact_at(facts, "disk", "/")
     if not root or root.get("free_bytes") is None:
-        return unread("disk", facts, "disk", "free space on /")
+        return unread_result("disk", facts, "disk", "free space on /")
     if root.get("read_only"):
         return Result("disk", Status.FAILED, "/ is read-only", REBOOT)
     free, inodes = root["free_bytes"] / GIB, root.get("free_inodes")
     if free < 1 or (inodes is not None and inodes < 10_000):
         return Result(
-            "disk", Status.FAILED, f"/ is full: {free:.1f} GiB and {inodes} inodes free", found=f"{free:.1f} GiB"
+            "disk", Status.FAILED, f"/ is full: {free:.1f} GiB and {inodes} inodes free", actual=f"{free:.1f} GiB"
         )
-    return Result("disk", Status.WARNING if free < 10 else Status.OK, "free space on /", found=f"{free:.0f} GiB")
+    return Result("disk", Status.WARNING if free < 10 else Status.OK, "free space on /", actual=f"{free:.0f} GiB")
 
 
 CHECKS = (shm, scratch, disk)

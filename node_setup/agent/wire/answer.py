@@ -11,8 +11,8 @@ from node_setup.agent.wire.identity import Identity
 VERSION = 1
 
 
-def blank(identity: Identity) -> dict[str, Any]:
-    """Return an empty answer with every key that answers have; `seconds` are spent in each phase."""
+def empty_answer(identity: Identity) -> dict[str, Any]:
+    """Return an empty answer with every key that answers have; `seconds` holds the time of each phase."""
     return {
         "version": VERSION,
         "agent": identity.sha256,

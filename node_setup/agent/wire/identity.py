@@ -10,7 +10,7 @@ from node_setup.agent.host import Host
 
 
 class Identity(NamedTuple):
-    """All are None where the agent runs from a checkout.
+    """This identifies the running agent; all fields are None where it runs from a checkout.
 
     `path` is the packed agent's, absolute; `sha256` is hexadecimal; `compiled` is where its compiled modules are kept.
     """
@@ -20,8 +20,8 @@ class Identity(NamedTuple):
     compiled: str | None = None
 
 
-def installed(host: Host) -> str | None:
-    """Hexadecimal SHA-256 of the agent that the boot unit runs; None where there is none to read."""
+def installed_sha(host: Host) -> str | None:
+    """Return the hexadecimal SHA-256 of the agent that the boot unit runs; None where there is none to read."""
     try:
         return sha256(host.path(owned.AGENT).read_bytes()).hexdigest()
     except OSError:

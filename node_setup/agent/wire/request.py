@@ -13,7 +13,7 @@ DOCUMENT_VERSION = 1
 
 
 class _Shape(NamedTuple):
-    """`items` is the type of a list's items or of a table's values; `null` takes null as well."""
+    """This is the shape of a value: `items` is the type of a list's items or of a table's values; `null` takes null as well."""
 
     text: str
     kind: type

@@ -8,7 +8,7 @@ import re
 import struct
 from typing import Any
 
-from node_setup.agent.facts.machine import chosen
+from node_setup.agent.facts.machine import bracketed_choice
 from node_setup.agent.facts.scene import Scene
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
@@ -37,10 +37,10 @@ _SIGNATURES = (
     (32769, b"CD001", "iso9660"),
     (510, b"\x55\xaa", "dos"),
 )
-"""(offset, bytes, name) at the beginning of a disk; from the probing tables of util-linux (libblkid/src)."""
+"""Each row is (offset, bytes, name) at the beginning of a disk, from the probing tables of util-linux (libblkid/src)."""
 
 Places = dict[str, list[tuple[str, str]]]
-"""(mount point, file system) by a device's number or path."""
+"""Each device, by number or path, has a list of (mount point, file system)."""
 
 _MD_MAGIC = struct.pack("<I", 0xA92B4EFC)
 
@@ -54,7 +54,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _real(scene: Scene, name: str) -> bool:
-    """Not an empty drive, an array that is not assembled, or a path that the multipath code hides."""
+    """Leave out empty drives, arrays that are not assembled, and paths that the multipath code hides."""
     return bool(scene.number(f"/sys/block/{name}/size")) and scene.text(f"/sys/block/{name}/hidden") != "1"
 
 
@@ -67,18 +67,18 @@ def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
 
 def _places(scene: Scene) -> Places:
     """Return (mount point, file system) by device, by its number `259:0` and its path; swap counts as mounted, as in lsblk."""
-    found: Places = {}
+    places: Places = {}
     for mount in scene.mounts:
-        found.setdefault(mount.source, []).append((mount.target, mount.fstype))
+        places.setdefault(mount.source, []).append((mount.target, mount.fstype))
     for number, target, fstype in parse_mountinfo(scene.host.read("/proc/self/mountinfo") or ""):
-        found.setdefault(number, []).append((target, fstype))
+        places.setdefault(number, []).append((target, fstype))
     for line in (scene.host.read("/proc/swaps") or "").splitlines()[1:]:
-        found.setdefault(line.split()[0] if line.split() else "", []).append(("[SWAP]", "swap"))
-    return found
+        places.setdefault(line.split()[0] if line.split() else "", []).append(("[SWAP]", "swap"))
+    return places
 
 
 def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
-    """(device number, mount point, file system) of each line of /proc/PID/mountinfo (proc(5))."""
+    """Return (device number, mount point, file system) of each line of /proc/PID/mountinfo (proc(5))."""
     lines = (line.split(" ") for line in text.splitlines())
     return [
         (line[2], line[4].replace("\\040", " "), line[line.index("-") + 1])
@@ -93,13 +93,13 @@ def _mounted(scene: Scene, folder: str, name: str, places: Places) -> list[tuple
 
 
 def _below(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
-    """Where a device is mounted, itself or what is built on it: an array, a logical volume."""
-    found = _mounted(scene, folder, name, places)
+    """Return where a device is mounted, itself or an array or logical volume that is built on it."""
+    targets = _mounted(scene, folder, name, places)
     for holder in scene.host.names(f"{folder}/holders"):
         mapped = scene.text(f"/sys/block/{holder}/dm/name")
-        found += places.get(f"/dev/mapper/{mapped}", []) if mapped else []
-        found += _below(scene, f"/sys/block/{holder}", holder, places)
-    return list(dict.fromkeys(found))
+        targets += places.get(f"/dev/mapper/{mapped}", []) if mapped else []
+        targets += _below(scene, f"/sys/block/{holder}", holder, places)
+    return list(dict.fromkeys(targets))
 
 
 def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
         "model": model,
         "bytes": _size(scene, name),
         "instance_store": model == INSTANCE_STORE,
-        "scheduler": chosen(schedulers) or (schedulers.strip() or None),
+        "scheduler": bracketed_choice(schedulers) or (schedulers.strip() or None),
         "schedulers": schedulers.replace("[", "").replace("]", "").split(),
         **use,
         "root": "/" in use["mountpoints"],
@@ -121,12 +121,12 @@ def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
 
 
 def _size(scene: Scene, name: str) -> int:
-    """In bytes; the kernel counts in 512 whatever a disk's own blocks are."""
+    """Return the size in bytes; the kernel counts blocks of 512 bytes whatever a disk's own blocks are."""
     return (scene.number(f"/sys/block/{name}/size") or 0) * 512
 
 
 def _use(scene: Scene, name: str, places: Places) -> dict[str, Any]:
-    """Who uses a disk, else what lies on it."""
+    """Return who uses a disk, or what lies on it."""
     host, folder = scene.host, f"/sys/block/{name}"
     partitions = [entry for entry in host.names(folder) if host.exists(f"{folder}/{entry}/partition")]
     folders = [(folder, name), *((f"{folder}/{partition}", partition) for partition in partitions)]

@@ -22,7 +22,7 @@ PLUGIN_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
 )
-"""Where the EFA installer, AWS's images and people who build it themselves put the NCCL plugin."""
+"""The EFA installer, AWS's images and people who build it themselves put the NCCL plugin into these folders."""
 _PLUGIN = re.compile(r"libnccl-net(-ofi|-aws-ofi)?\.so$")
 
 
@@ -42,14 +42,14 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _on_the_bus(scene: Scene) -> int | None:
-    """How many adapters there are, also those that no driver has taken."""
+    """Count the adapters, including those that no driver has taken."""
     if scene.devices is None:
         return None
     return sum(device.vendor == AMAZON and device.device in EFA_DEVICES for device in scene.devices)
 
 
 def _device(scene: Scene, name: str) -> dict[str, Any] | None:
-    """Other RDMA devices are left out: a driver of another name, or of none and another vendor."""
+    """Leave out other RDMA devices: those with a driver of another name, or with none and of another vendor."""
     folder = f"/sys/class/infiniband/{name}"
     link = scene.host.link(f"{folder}/device/driver")
     driver = posixpath.basename(link) if link else None
@@ -71,7 +71,7 @@ def _domains(scene: Scene) -> list[str] | None:
     done = scene.host.run(command, 30.0)
     if done.ok:
         return parse_domains(done.out)
-    # -61 is ENODATA: libfabric looked and found no device, which is an answer.
+    # -61 is ENODATA: libfabric searched and there is no device, which is an answer.
     if "-61" in done.out + done.err:
         return []
     scene.fault("efa.domains", f"fi_info: {done.complaint}")
@@ -79,28 +79,29 @@ def _domains(scene: Scene) -> list[str] | None:
 
 
 def parse_domains(text: str) -> list[str]:
-    """Domains of `fi_info -p efa -t FI_EP_RDM`, each once: the fabrics `efa` and `efa-direct` both list all of them."""
-    found: dict[str, None] = {}
+    """Parse the domains of `fi_info -p efa -t FI_EP_RDM`, each once: the fabrics `efa` and `efa-direct` both list all of
+    them."""
+    domains: dict[str, None] = {}
     for block in re.split(r"^provider:", text, flags=re.MULTILINE)[1:]:
         values = dict(re.findall(r"^\s+(\w+):\s*(\S+)", block, re.MULTILINE))
         if block.strip().split("\n", 1)[0].strip() == "efa" and values.get("type", "FI_EP_RDM") == "FI_EP_RDM":
-            found.setdefault(values.get("domain", ""))
-    return [name for name in found if name]
+            domains.setdefault(values.get("domain", ""))
+    return [name for name in domains if name]
 
 
 def parse_installed(text: str) -> tuple[str | None, str | None]:
-    """(version of the EFA installer, of libfabric) from the list that the installer leaves."""
+    """Return the versions of the EFA installer and of libfabric from the list that the installer leaves."""
     installer = re.search(r"EFA installer version:\s*(\S+)", text)
     libfabric = re.search(r"\blibfabric1?(?:-aws)?[_-]v?(\d+\.\d+[0-9a-z.~]*)", text)
     return (installer[1] if installer else None, libfabric[1] if libfabric else None)
 
 
 def _plugins(scene: Scene) -> list[str]:
-    """One file of each folder that holds the plugin: two folders are two plugins, of which the loader takes either."""
-    found: dict[str, str] = {}
+    """Return one file of each folder that holds the plugin: two folders are two plugins, of which the loader takes either."""
+    plugins: dict[str, str] = {}
     for folder in PLUGIN_FOLDERS:
         names = [name for name in scene.host.names(folder) if _PLUGIN.match(name)]
         if names:
             real = posixpath.realpath(str(scene.host.path(f"{folder}/{names[0]}")))
-            found.setdefault(posixpath.dirname(real), f"{folder}/{names[0]}")
-    return list(found.values())
+            plugins.setdefault(posixpath.dirname(real), f"{folder}/{names[0]}")
+    return list(plugins.values())

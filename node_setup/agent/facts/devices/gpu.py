@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, Callable
 
-from node_setup.agent.facts.scene import Scene, integer, together
+from node_setup.agent.facts.scene import Scene, integer, run_side_by_side
 
 EMPTY: dict[str, Any] = {"gpu": dict.fromkeys(("present", "driver", "devices", "fabric_manager", "nvlinks", "xids"))}
 NVIDIA = 0x10DE
 DISPLAY, ACCELERATOR = 0x03, 0x12
-"""PCI base classes: display controllers, to which data-center GPUs belong as 3D controllers, and processing accelerators."""
+"""These are PCI base classes: display controllers, to which data-center GPUs belong as 3D controllers, and processing
+accelerators."""
 
 FIELDS = (
     *("index", "name", "uuid", "pci.bus_id", "driver_version", "memory.total", "persistence_mode"),
@@ -19,9 +20,11 @@ FIELDS = (
     *("clocks.applications.graphics", "clocks.applications.memory", "clocks_throttle_reasons.active"),
     *("fabric.state", "fabric.status"),
 )
-"""Names of `nvidia-smi --help-query-gpu`; one that a driver does not know is read by its newer name, or not at all."""
+"""These are names of `nvidia-smi --help-query-gpu`; one that a driver does not know is read by its newer name, or not at
+all."""
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}
-"""Newer names by older ones, which current drivers still take (NVIDIA's nvidia-smi manual, "Clocks Event Reasons")."""
+"""These are newer names by older ones, which current drivers still take (NVIDIA's nvidia-smi manual, "Clocks Event
+Reasons")."""
 
 THROTTLES = (
     (0x001, "gpu_idle"),
@@ -34,7 +37,7 @@ THROTTLES = (
     (0x080, "hw_power_brake_slowdown"),
     (0x100, "display_clock_setting"),
 )
-"""Bits of nvmlClocksEventReasons, from nvml.h."""
+"""These are the bits of nvmlClocksEventReasons, from nvml.h."""
 _SECONDS = 30.0
 """A driver that no process holds open initialises all GPUs first, which takes several seconds on eight."""
 
@@ -53,7 +56,7 @@ def collect(scene: Scene) -> dict[str, Any]:
         "gpu.xids": lambda: _xids(scene),
         "gpu.fabric_manager": lambda: _fabric_manager(scene),
     }
-    rows, nvlinks, processes, xids, manager = together(scene, calls, within=2 * _SECONDS).values()
+    rows, nvlinks, processes, xids, manager = run_side_by_side(scene, calls, within=2 * _SECONDS).values()
     devices = None if rows is None else [device_of(row) for row in rows]
     gpu = {
         "present": True,
@@ -67,12 +70,12 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _present(scene: Scene) -> bool | None:
-    """By the bus; where that is hidden, as in some containers, by what the driver shows."""
+    """Check the bus for a GPU; where the bus is hidden, as in some containers, check what the driver shows."""
     return True if _driven(scene) else scene.has(NVIDIA, DISPLAY, ACCELERATOR)
 
 
 def _driven(scene: Scene) -> bool:
-    """Whether a driver is there, without which no program uses a GPU."""
+    """Check that a driver is loaded, without which no program uses a GPU."""
     shown = any(re.fullmatch(r"nvidia\d+", name) for name in scene.host.names("/dev"))
     return shown or scene.host.exists("/proc/driver/nvidia/version")
 
@@ -100,17 +103,19 @@ def _without(fields: tuple[str, ...], unknown: str) -> tuple[str, ...]:
 
 
 def parse_rows(fields: tuple[str, ...], text: str) -> list[dict[str, str | None]]:
-    """Lines of values by field, `N/A` and the like as None; a line with a different number of values is not of a GPU."""
-    found = []
+    """Parse lines of values by field, with `N/A` and the like as None; a line with a different number of values is not a
+    GPU's."""
+    rows = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(fields) and (fields[0] != "index" or values[0].isdigit()):
-            found.append({name: known(value) for name, value in zip(fields, values)})
-    return found
+            rows.append({name: parse_value(value) for name, value in zip(fields, values)})
+    return rows
 
 
-def known(value: str) -> str | None:
-    """None for what nvidia-smi says of a field that the GPU does not have: `N/A`, `[N/A]`, `[Not Supported]`, …"""
+def parse_value(value: str) -> str | None:
+    """Return the value; None for what nvidia-smi prints of a field that the GPU does not have: `N/A`, `[N/A]`, `[Not
+    Supported]`, …"""
     return (
         None
         if re.fullmatch(r"\[?(N/A|Not Supported|Unknown Error|GPU requires reset|Insufficient Permissions?)\]?|", value)
@@ -119,7 +124,7 @@ def known(value: str) -> str | None:
 
 
 def device_of(row: dict[str, str | None]) -> dict[str, Any]:
-    """One GPU; clocks in MHz, memory in MiB, `pci` as the kernel writes it: 0000:53:00.0."""
+    """Return one GPU's facts: clocks in MHz, memory in MiB, `pci` as the kernel writes it: 0000:53:00.0."""
     active = next((row[name] for pair in RENAMED.items() for name in pair if name in row), None)
     return {
         "index": integer(row.get("index")),
@@ -156,7 +161,7 @@ def _slot(value: str | None) -> str | None:
 
 
 def throttles(active: str) -> list[str] | None:
-    """Names of the bits that are set; None where it is not a mask."""
+    """Return the names of the bits that are set; None where the text is not a mask."""
     try:
         mask = int(active, 16)
     except ValueError:
@@ -175,7 +180,7 @@ def _processes(scene: Scene) -> list[str] | None:
 
 
 def _nvlinks(scene: Scene) -> dict[str, dict[str, int]] | None:
-    """Links that are up and their errors since the driver was loaded; empty where the GPUs have no NVLink."""
+    """Return the links that are up and their errors since the driver was loaded; empty where the GPUs have no NVLink."""
     state = scene.host.run(["nvidia-smi", "nvlink", "-s"], _SECONDS)
     if not state.ok:
         scene.fault("gpu.nvlinks", f"nvidia-smi nvlink -s: {state.complaint}")
@@ -186,27 +191,27 @@ def _nvlinks(scene: Scene) -> dict[str, dict[str, int]] | None:
 
 
 def parse_nvlinks(text: str) -> dict[str, int]:
-    """`nvidia-smi nvlink -s`: links with a speed, by the GPU's index; an `<inactive>` one is down."""
+    """Parse `nvidia-smi nvlink -s`: links with a speed, by the GPU's index; an `<inactive>` one is down."""
     return {gpu: sum("GB/s" in line for line in lines) for gpu, lines in _by_gpu(text).items() if lines}
 
 
 def parse_nvlink_errors(text: str) -> dict[str, int]:
-    """`nvidia-smi nvlink -e`: the sum of a GPU's replay, recovery and CRC errors."""
+    """Parse `nvidia-smi nvlink -e`: the sum of a GPU's replay, recovery and CRC errors."""
     counts = {gpu: [re.search(r"Errors?:\s*(\d+)", line) for line in lines] for gpu, lines in _by_gpu(text).items()}
     return {gpu: sum(int(match[1]) for match in matches if match) for gpu, matches in counts.items()}
 
 
 def _by_gpu(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_gpu: dict[str, list[str]] = {}
     gpu = None
     for line in text.splitlines():
         head = re.match(r"GPU (\d+):", line)
         if head:
             gpu = head[1]
-            found[gpu] = []
+            by_gpu[gpu] = []
         elif gpu is not None and re.match(r"\s+Link \d+:", line):
-            found[gpu].append(line)
-    return found
+            by_gpu[gpu].append(line)
+    return by_gpu
 
 
 def _fabric_manager(scene: Scene) -> str | None:
@@ -218,7 +223,7 @@ def _fabric_manager(scene: Scene) -> str | None:
 
 
 def _xids(scene: Scene) -> list[dict[str, Any]] | None:
-    """Of this boot, from the journal, which keeps all; else from the kernel's own buffer, which forgets."""
+    """Read the Xids of this boot from the journal, which keeps all, or from the kernel's own buffer, which forgets."""
     pattern = "Xid|NVIDIA GPU|fallen off the bus"
     command = ["journalctl", "-k", "-b", "0", "-q", "-o", "cat", "--no-pager", "-g", pattern]
     done = scene.host.run(command, _SECONDS) if scene.host.which("journalctl") else None
@@ -234,20 +239,20 @@ _LOST = r"The NVIDIA GPU ([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})"
 
 
 def parse_xids(text: str) -> list[dict[str, Any]]:
-    """Errors that the driver reported, in order; `switch` where a switch and not a GPU had it (SXid).
+    """Parse the errors that the driver reported, in order; `switch` is true where a switch and not a GPU had it (SXid).
 
-    Some drivers tell of a GPU that fell off the bus without a number; that is what Xid 79 means (NVIDIA, Xid errors).
+    Some drivers report a GPU that fell off the bus without a number; that is what Xid 79 means (NVIDIA, Xid errors).
     """
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     lost = ""
     for line in text.splitlines():
         match, gone = re.search(_XID, line), re.search(_LOST, line)
         if match:
             switch = "SXid" in line
-            found.append({"xid": int(match[2]), "pci": match[1], "text": match[3].strip(), "switch": switch})
+            events.append({"xid": int(match[2]), "pci": match[1], "text": match[3].strip(), "switch": switch})
         elif gone:
             lost = gone[1]
         elif lost and "fallen off the bus and is not responding" in line:
-            found.append({"xid": 79, "pci": lost, "text": "GPU has fallen off the bus", "switch": False})
+            events.append({"xid": 79, "pci": lost, "text": "GPU has fallen off the bus", "switch": False})
             lost = ""
-    return found
+    return events

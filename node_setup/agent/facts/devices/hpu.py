@@ -11,7 +11,7 @@ from node_setup.agent.facts.scene import Scene, integer
 EMPTY: dict[str, Any] = {"hpu": {"present": None, "driver": None, "devices": None}}
 HABANA = 0x1DA3
 FIELDS = ("index", "module_id", "bus_id", "name", "driver_version", "memory.total", "memory.used", "temperature.aip")
-"""Names of `hl-smi -Q` (docs.habana.ai, System Management Interface Tool)."""
+"""These are names of `hl-smi -Q` (docs.habana.ai, System Management Interface Tool)."""
 
 
 def collect(scene: Scene) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def device_of(row: dict[str, str | None]) -> dict[str, Any]:
-    """One accelerator; memory in MiB, temperature in degrees Celsius. hl-smi writes units after its numbers."""
+    """Return one accelerator's facts: memory in MiB, temperature in degrees Celsius. hl-smi writes units after its numbers."""
     return {
         "index": integer(row["index"]),
         "module": integer(row["module_id"]),

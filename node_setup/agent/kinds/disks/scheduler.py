@@ -8,18 +8,18 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.facts.devices.blocks import INSTANCE_STORE
-from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.files.removal import plan_removal
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Request, Setting, Step, Write
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`Setting.value` is the scheduler: now for each disk, and as a udev rule for those to come."""
-    planned = dropped(owned.UDEV, chosen, facts, request)
+    """Plan the scheduler `Setting.value`: now for each disk, and as a udev rule for disks to come."""
+    planned = plan_removal(owned.UDEV, chosen, facts, request)
     return planned + [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def instance_store(facts: Facts) -> list[Mapping[str, Any]]:
-    """Local NVMe disks, whole, in the order of their names; none of them is the root's."""
+    """Return the whole local NVMe disks in the order of their names, without the root's."""
     return [block for block in facts.get("blocks") or () if block["instance_store"] and not block["root"]]
 
 
@@ -48,24 +48,24 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
 
 
 def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:
-    """None where the disk has it."""
-    found, offered, wanted = disk["scheduler"], disk["schedulers"], setting.value
+    """Plan one disk; None where it has the scheduler."""
+    current, offered, wanted = disk["scheduler"], disk["schedulers"], setting.value
     file = f"/sys/block/{disk['name']}/queue/scheduler"
-    if found is None:
+    if current is None:
         return Remark(setting.id, Status.UNKNOWN, f"{file} could not be read", wanted=wanted)
-    if found == wanted:
+    if current == wanted:
         return None
     if wanted not in offered:
-        return Remark(setting.id, Status.SKIPPED, f"{disk['name']} offers {', '.join(offered)} only", found, wanted)
-    return Step(setting.id, RUNTIME, file, found, wanted, (Put(file, wanted),))
+        return Remark(setting.id, Status.SKIPPED, f"{disk['name']} offers {', '.join(offered)} only", current, wanted)
+    return Step(setting.id, RUNTIME, file, current, wanted, (Put(file, wanted),))
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
-    """None where the rule is in place."""
+    """Plan the udev rule; None where it is in place."""
     if owned.UDEV not in facts["files"]:
         return Remark(setting.id, Status.UNKNOWN, f"{owned.UDEV} was not read")
     file, content = facts["files"][owned.UDEV], udev_rule(setting.value)
     if file is not None and file["content"] == content:
         return None
-    found = "missing" if file is None else "differs"
-    return Step(setting.id, PERSISTED, owned.UDEV, found, setting.value, (Write(owned.UDEV, content),))
+    current = "missing" if file is None else "differs"
+    return Step(setting.id, PERSISTED, owned.UDEV, current, setting.value, (Write(owned.UDEV, content),))

@@ -2,7 +2,7 @@
 
 Only what is blank is ever formatted. Instance store comes back blank after a stop, so the boot unit makes it anew; after a
 reboot it is as it was and is only mounted. mdadm and mkfs.xfs are called without --run, --force and -f: should a disk hold
-something after all, they refuse. The file system is found by its label, whatever the kernel calls the disks.
+something after all, they refuse. The file system is mounted by its label, whatever the kernel calls the disks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from node_setup.agent.kinds.files import owned_unit
 from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Request, Run, Setting, Step
 
 IMAGE_SERVICE = "dlami-nvme.service"
-"""Of AWS's deep-learning images: gathers the disks with LVM, at the same place."""
+"""AWS's deep-learning images gather the disks with this unit by LVM, at the same place."""
 LABEL = "lustrain"
 ARRAY = "/dev/md/lustrain"
 MEMBER = "linux_raid_member"
 SETTLED = Run(("udevadm", "settle"))
-"""Until the names that udev makes are there: the array's, and that of the label, by which the unit mounts."""
+"""This waits until the names that udev makes are there: the array's, and that of the label, by which the unit mounts."""
 FORMAT_SECONDS = 300.0
 MOUNT_SECONDS = 120.0
 
@@ -30,13 +30,13 @@ Block = Mapping[str, Any]
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`Setting.options["path"]` is the mount point."""
+    """Plan the scratch file system at the mount point `Setting.options["path"]`."""
     return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def mount_unit(path: str) -> str:
-    """Outside of local-fs.target: after a stop there is no such label until the agent has made one, and nothing at boot may
-    wait for that."""
+    """Return a unit outside of local-fs.target: after a stop there is no such label until the agent has made one, and nothing
+    at boot may wait for that."""
     return f"""{owned.HEADER}[Unit]
 Description=Scratch on the instance store
 DefaultDependencies=no
@@ -73,7 +73,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         why = f"{unit} needs systemd, and this node's init is {facts.get('init') or 'not known'}"
         return [Remark(setting.id, Status.SKIPPED if facts.get("init") else Status.UNKNOWN, why)]
     if mount is None:
-        return _made(setting, path, disks, facts)
+        return _plan_mount(setting, path, disks, facts)
     return _persisted(setting, path, facts) or [
         Remark(setting.id, Status.OK, f"{mount['source']} is mounted at {path}")
     ]
@@ -92,22 +92,22 @@ def _image_does_it(setting: Setting, facts: Facts, mounted: bool) -> Remark | No
     return Remark(setting.id, Status.SKIPPED, f"the image's {IMAGE_SERVICE} gathers and mounts the instance store")
 
 
-def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> list[Step | Remark]:
+def _plan_mount(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> list[Step | Remark]:
     """Plan what is still to do, by how far an earlier run came: nothing done, array made, formatted."""
     unit = owned.mount_unit(path)
     planned = _make(disks, facts, ours=facts["files"][unit] is not None)
     if isinstance(planned, str):
         status = Status.UNKNOWN if any(disk["blank"] is None for disk in disks) else Status.CONFLICT
         return [Remark(setting.id, status, planned)]
-    found, actions = planned
+    current, actions = planned
     start = Run(("systemctl", "start", owned_unit.name(unit)), MOUNT_SECONDS)
     wanted = f"xfs over {', '.join(disk['name'] for disk in disks)}"
-    runtime = Step(setting.id, RUNTIME, path, found, wanted, (*actions, start))
+    runtime = Step(setting.id, RUNTIME, path, current, wanted, (*actions, start))
     return [*_persisted(setting, path, facts), runtime]
 
 
 def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[Action, ...]] | str:
-    """Return what was found and what follows from it up to the mount, or why nothing may be done."""
+    """Return the current state and the actions up to the mount, or why nothing may be done."""
     array = _array_over(disks, facts) if len(disks) > 1 else None
     if array is None and all(_free(disk) for disk in disks):
         return "blank", _gathered([disk["path"] for disk in disks])
@@ -124,7 +124,7 @@ def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[
 
 
 def _free(block: Block) -> bool:
-    """Whether nothing can be lost: read, and found to hold no signature, no partition, no user of any kind."""
+    """Check that nothing can be lost: the disk was read, and holds no signature, no partition, no user of any kind."""
     used = block.get("partitions") or block["holders"] or block["mountpoints"] or block["fstype"]
     return block["blank"] is True and not used
 
@@ -145,7 +145,7 @@ def _gathered(paths: Sequence[str]) -> tuple[Action, ...]:
 
 
 def _formatted(device: str) -> tuple[Action, ...]:
-    """-K: a new instance store needs no discard, which takes minutes on some disks."""
+    """Format with -K: a new instance store needs no discard, which takes minutes on some disks."""
     return (Run(("mkfs.xfs", "-K", "-L", LABEL, device), FORMAT_SECONDS), SETTLED)
 
 
@@ -166,7 +166,7 @@ def _state(block: Block) -> str:
 
 
 def _persisted(setting: Setting, path: str, facts: Facts) -> list[Step | Remark]:
-    """Nothing where the unit is as it should be and enabled."""
+    """Plan the unit; no step where it is as it should be and enabled."""
     unit = owned.mount_unit(path)
     step = owned_unit.in_place(setting, {unit: mount_unit(path)}, unit, facts)
     return [] if step is None else [step]

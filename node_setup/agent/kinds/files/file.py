@@ -10,7 +10,7 @@ from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import Facts, Remark, Request, Run, Setting, Step
 
 PATHS = (owned.NEEDRESTART,)
-"""Files that are this kind's also when no setting fills them any more: they are taken away then."""
+"""These files are this kind's even when no setting fills them any more: they are removed then."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:

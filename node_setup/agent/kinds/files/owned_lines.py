@@ -18,8 +18,8 @@ _ID = re.compile(r"# ([\w.*+-]+)\Z")
 
 @dataclass(frozen=True)
 class OwnedLines:
-    """One file: `preamble` are its fixed first lines; `before` is what has to have worked before it is written, `after` what
-    makes the system take notice; `needs` is by setting what a change waits for."""
+    """This is one file of settings: `preamble` are its fixed first lines; `before` is what has to work before it is written,
+    `after` what makes the system take notice; `needs` is by setting what a change waits for."""
 
     path: str
     preamble: str = ""
@@ -62,8 +62,8 @@ class OwnedLines:
         actions = (*self.before, write, *self.after)
         return [self._step(name, now.get(name), target.get(name, ""), actions) for name in changed]
 
-    def _step(self, setting: str, found: str | None, wanted: str, actions: tuple[Action, ...]) -> Step:
-        before = None if found is None else _shown(found)
+    def _step(self, setting: str, current: str | None, wanted: str, actions: tuple[Action, ...]) -> Step:
+        before = None if current is None else _shown(current)
         return Step(setting, PERSISTED, self.path, before, _shown(wanted), actions, self.needs.get(setting, ""))
 
     def _tidied(self, target: Mapping[str, str], facts: Facts, request: Request) -> list[str]:
@@ -106,7 +106,7 @@ def _shown(lines: str) -> str:
 
 
 def unwritable(facts: Facts, path: str) -> str:
-    """Why nothing can be written there; empty where nothing is known against it."""
+    """Return why nothing can be written there; empty where nothing is known against it."""
     disks: Mapping[str, Any] = facts.get("disk") or {}
     above = [point for point in disks if path == point or path.startswith(point.rstrip("/") + "/")]
     disk = disks[max(above, key=len)] if above else None

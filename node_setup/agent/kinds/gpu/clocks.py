@@ -8,13 +8,13 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.files import owned_unit
-from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.files.removal import plan_removal
 from node_setup.agent.kinds.gpu.persistence import owner, without_gpu
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 Pair = tuple[int, int]
-"""Memory and graphics clock in MHz, in the order of `nvidia-smi -ac`."""
+"""A pair is the memory and the graphics clock in MHz, in the order of `nvidia-smi -ac`."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -22,13 +22,13 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
         Run(("systemctl", "disable", owned_unit.name(owned.CLOCKS_UNIT))),
         Run(("systemctl", "daemon-reload")),
     )
-    planned = dropped(owned.CLOCKS_UNIT, chosen, facts, request, (before,), (after,))
+    planned = plan_removal(owned.CLOCKS_UNIT, chosen, facts, request, (before,), (after,))
     return planned + [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def clocks_unit(after: str) -> str:
-    """Asks each GPU for its highest clocks, so that it holds for whatever type this disk boots on; as the EKS image does it
-    (awslabs/amazon-eks-ami templates/al2023/runtime/gpu/set-nvidia-clocks). `after` is the unit that keeps the driver
+    """Return a unit that sets each GPU's own highest clocks, so that it holds for whatever type this disk boots on, as in the
+    EKS image (awslabs/amazon-eks-ami templates/al2023/runtime/gpu/set-nvidia-clocks). `after` is the unit that keeps the driver
     loaded: clocks are lost with it. systemd takes `$$` for `$`."""
     query = "nvidia-smi --query-gpu=index,clocks.max.memory,clocks.max.graphics --format=csv,noheader,nounits"
     each = 'while IFS=", " read -r index memory graphics; do nvidia-smi -i "$$index" -ac "$$memory,$$graphics"; done'
@@ -65,15 +65,15 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
 def _runtime(setting: Setting, devices: Sequence[Mapping[str, Any]]) -> list[Step | Remark]:
     planned: list[Step | Remark] = []
     for device in devices:
-        found, wanted = _text(device["applications"]), _text(device["max"])
-        if found != wanted:
+        current, wanted = _text(device["applications"]), _text(device["max"])
+        if current != wanted:
             command = Run(("nvidia-smi", "-i", str(device["index"]), "-ac", wanted))
-            planned.append(Step(setting.id, RUNTIME, f"gpu {device['index']}", found, wanted, (command,)))
+            planned.append(Step(setting.id, RUNTIME, f"gpu {device['index']}", current, wanted, (command,)))
     return planned
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
-    """None where the unit is as it should be and enabled."""
+    """Plan the unit; None where it is as it should be and enabled."""
     missing = no_systemd(facts)
     if missing is not None:
         return Remark(setting.id, *missing)
@@ -83,7 +83,7 @@ def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
 
 
 def _pair(clocks: Mapping[str, Any] | None) -> Pair | None:
-    """None where the driver says [N/A]: it will not take them either."""
+    """Return the clocks; None where the driver says [N/A]: it will not take them either."""
     if not clocks or not isinstance(clocks.get("memory"), int) or not isinstance(clocks.get("graphics"), int):
         return None
     return clocks["memory"], clocks["graphics"]

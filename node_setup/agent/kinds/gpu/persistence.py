@@ -13,14 +13,14 @@ from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Remark, Request, R
 
 DAEMON = "nvidia-persistenced.service"
 OTHER_OWNER = "parallelcluster_nvidia.service"
-"""ParallelCluster's own unit for the same (aws-parallelcluster-cookbook, nvidia_uvm.rb and CHANGELOG)."""
+"""This is ParallelCluster's own unit for the same purpose (aws-parallelcluster-cookbook, nvidia_uvm.rb and CHANGELOG)."""
 
 
 DROP_IN = f"""{owned.HEADER}[Service]
 ExecStart=
 ExecStart=/usr/bin/nvidia-persistenced --persistence-mode --verbose
 """
-"""For Ubuntu's package, whose unit starts the daemon with --no-persistence-mode: it runs and does nothing."""
+"""Ubuntu's package needs this: its unit starts the daemon with --no-persistence-mode, so that it runs and does nothing."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -92,8 +92,8 @@ def _running(setting: Setting, facts: Facts) -> list[Step | Remark]:
     steps: list[Step | Remark] = []
     if stale:
         actions = (Write(owned.PERSISTENCED, DROP_IN), Run(("systemctl", "daemon-reload")))
-        found = "missing" if file is None else "differs"
-        steps.append(Step(setting.id, PERSISTED, owned.PERSISTENCED, found, "with --persistence-mode", actions))
+        current = "missing" if file is None else "differs"
+        steps.append(Step(setting.id, PERSISTED, owned.PERSISTENCED, current, "with --persistence-mode", actions))
     if off:
         restart = Run(("systemctl", "restart", DAEMON))
         steps.append(Step(setting.id, RUNTIME, "persistence mode", f"{off} without", "Enabled", (restart,)))
@@ -106,7 +106,7 @@ def _without_systemd(setting: Setting, facts: Facts) -> Remark | None:
 
 
 def _without_persistence(facts: Facts) -> str | None:
-    """Which GPUs do not persist, for a person; empty where all do, None where one could not be read."""
+    """Return, for a person, which GPUs do not persist; empty where all do, None where one could not be read."""
     states = {device["index"]: device["persistence"] for device in facts["gpu"]["devices"]}
     if any(state is None for state in states.values()):
         return None

@@ -64,7 +64,8 @@ def _waits(setting: Setting, facts: Facts, request: Request) -> Remark:
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
-    """modprobe joins the options of all files in their order, and the kernel takes the last of an option given twice."""
+    """Return a conflict where another file wins: modprobe joins the options of all files in their order, and the kernel takes
+    the last of an option given twice."""
     module, _, option = setting.key.partition(".")
     for file in reversed(facts["modules"].get("files") or ()):
         if file["path"] == owned.MODPROBE:

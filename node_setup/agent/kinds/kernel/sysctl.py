@@ -8,7 +8,7 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds.compare import merged, satisfies
+from node_setup.agent.kinds.compare import merge, satisfies
 from node_setup.agent.kinds.files.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import RUNTIME, Facts, Put, Remark, Request, Setting, Step
@@ -43,12 +43,12 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     return with_ok(planned, present, selected, {setting.id: values[setting.key] for setting in present})
 
 
-def _runtime(setting: Setting, found: str) -> list[Step]:
-    if satisfies(found, setting.value, setting.compare):
+def _runtime(setting: Setting, current: str) -> list[Step]:
+    if satisfies(current, setting.value, setting.compare):
         return []
     path = "/proc/sys/" + setting.key.replace(".", "/")
-    value = merged(found, setting.value, setting.compare)
-    return [Step(setting.id, RUNTIME, path, found, value, (Put(path, value),))]
+    value = merge(current, setting.value, setting.compare)
+    return [Step(setting.id, RUNTIME, path, current, value, (Put(path, value),))]
 
 
 def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> str:
@@ -56,11 +56,11 @@ def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> 
     `at-least` line must not be lower than what it would replace; a line that is high enough stays as it is."""
     needed = setting.value
     for file in _foreign(facts):
-        needed = merged(file["values"].get(setting.key, needed), needed, setting.compare)
+        needed = merge(file["values"].get(setting.key, needed), needed, setting.compare)
     held = line.partition("=")[2].strip() if line else ""
     if held and satisfies(held, needed, setting.compare):
         return " ".join(held.split())
-    return merged(running, needed, setting.compare)
+    return merge(running, needed, setting.compare)
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:

@@ -36,16 +36,16 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
         if setting.id in selected and not waits:
             planned.append(_restart(setting, running))
         elif setting.id in selected and setting.id not in stepped:
-            why = f"slurmd runs with {setting.key} {_found(setting, running)}: {RESTART} {waits}"
-            planned.append(Remark(setting.id, Status.REBOOT, why, _found(setting, running), setting.value))
+            why = f"slurmd runs with {setting.key} {_current(setting, running)}: {RESTART} {waits}"
+            planned.append(Remark(setting.id, Status.REBOOT, why, _current(setting, running), setting.value))
     state = (_units(facts).get(SLURMD) or {}).get("active")
     idle = "has failed (journalctl -u slurmd)" if state == "failed" else "does not run"
     why = "as it should be" if running else f"in place; slurmd {idle}, and starts with it"
-    return with_ok(planned, chosen, selected, {setting.id: _found(setting, running) for setting in chosen}, why)
+    return with_ok(planned, chosen, selected, {setting.id: _current(setting, running) for setting in chosen}, why)
 
 
 def _waits(facts: Facts) -> str:
-    """Why slurmd is not restarted now; empty where nothing speaks against it."""
+    """Return why slurmd is not restarted now; empty where nothing speaks against it."""
     if facts.get("jobs") != []:
         return "when no job runs" if facts.get("jobs") else "when it is known that no job runs"
     if (_units(facts).get(BOOT) or {}).get("active") == "activating":
@@ -62,10 +62,10 @@ def _units(facts: Facts) -> Mapping[str, Any]:
 
 def _restart(setting: Setting, running: Mapping[str, Any]) -> Step:
     action = Run(("systemctl", "restart", SLURMD))
-    return Step(setting.id, RUNTIME, SLURMD, _found(setting, running), setting.value, (action,))
+    return Step(setting.id, RUNTIME, SLURMD, _current(setting, running), setting.value, (action,))
 
 
-def _found(setting: Setting, running: Mapping[str, Any]) -> str | None:
+def _current(setting: Setting, running: Mapping[str, Any]) -> str | None:
     pair = running.get(setting.key)
     return " ".join(pair) if pair else None
 

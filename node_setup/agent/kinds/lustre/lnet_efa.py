@@ -13,28 +13,29 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.files import owned_unit
-from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.files.removal import plan_removal
 from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Remove, Request, Run, Setting, Step, Write
 
 EFA, TCP = "efa", "tcp"
 PEER_CREDITS = "32"
-"""Messages in flight to one server over one interface, as the page of AWS has it."""
+"""So many messages may be in flight to one server over one interface, as on AWS's page."""
 ADD_SECONDS = 60.0
-"""Of one interface: 9 s in a transcript of a g6e.24xlarge (tests/node_setup/recorded/ORIGINS.md, the wsi-cloud one)."""
+"""One interface takes so long at most: 9 s in a transcript of a g6e.24xlarge (tests/node_setup/recorded/ORIGINS.md, the
+wsi-cloud one)."""
 ON_TCP, ANEW = "mounted over TCP", "mounted anew over EFA (where it is in use: fab node-reboot)"
 STILL_TCP = "still over TCP after Lustre was mounted anew in this boot; fix: fab node-reboot"
 UMOUNT_SECONDS, MOUNT_SECONDS, MOUNT_TRIES = 60.0, 150.0, 3
 KEPT = ("ro", "noatime", "relatime", "flock", "localflock", "user_xattr", "nosuid", "nodev", "noexec")
-"""Mount options that mean the same to mount(8) as in /proc/mounts, where others stand that it does not take."""
+"""These mount options mean the same to mount(8) as in /proc/mounts, which also lists options that mount(8) does not take."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`Setting.value` is the number of interfaces."""
+    """Plan LNet over EFA; `Setting.value` is the number of interfaces."""
     unit = owned_unit.name(owned.LNET_UNIT)
     before, after = Run(("systemctl", "disable", unit)), Run(("systemctl", "daemon-reload"))
-    planned = dropped(owned.LNET_UNIT, chosen, facts, request, (before,), (after,))
+    planned = plan_removal(owned.LNET_UNIT, chosen, facts, request, (before,), (after,))
     for setting in chosen:
         if setting.id in selected:
             planned += [*_plan_one(setting, facts, request), *_lost_mount(setting, facts, request)]
@@ -42,8 +43,8 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def lnet_unit() -> str:
-    """Before every mount of a network file system, and before kubelet, whose pods mount: Lustre keeps the way by which it
-    first reached a server (https://github.com/awslabs/awsome-distributed-ai/pull/1208).
+    """Return a unit that runs before every mount of a network file system, and before kubelet, whose pods mount: Lustre keeps
+    the way by which it first reached a server (https://github.com/awslabs/awsome-distributed-ai/pull/1208).
 
     Its time is that of 16 interfaces and of the wait for another agent's lock. It is tried again as AWS does with its own unit
     (https://github.com/awslabs/awsome-distributed-ai/pull/1204); systemd takes Restart= of a oneshot from version 244 on, which
@@ -77,8 +78,8 @@ def interfaces(facts: Facts, net: str) -> list[str]:
 
 
 def servers_without_efa(facts: Facts) -> bool:
-    """Whether LNet knows no server by an EFA address, as where Lustre was mounted before LNet had EFA; False where it is not
-    could look.
+    """Check that LNet knows no server by an EFA address, as where Lustre was mounted before LNet had EFA; False where no server
+    is known.
 
     Some peers of an FSx file system have none, its management server among them, so that one with EFA is enough.
     """
@@ -99,7 +100,7 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
 
 
 def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
-    """One step for interfaces and mount: where EFA's module does not load, nothing is unmounted for it."""
+    """Plan one step for interfaces and mount: where EFA's module does not load, nothing is unmounted for it."""
     present, devices = interfaces(facts, EFA), [str(device["name"]) for device in facts["efa"]["devices"]]
     wanted = min(int(setting.value), len(devices))
     missing = _spread([device for device in devices if device not in present], wanted - len(present))
@@ -124,7 +125,8 @@ def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
 
 
 def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferred: bool) -> list[Run]:
-    """EFA's module first: where it does not load, LNet is left as it was, and Lustre mounts over TCP."""
+    """Return the commands with EFA's module first: where it does not load, LNet is left as it was, and Lustre mounts over
+    TCP."""
     commands = [Run(("modprobe", "kefalnd", f"ipif_name={interface}"))]
     if not has_tcp:
         commands += [Run(("modprobe", "ksocklnd")), Run(("lnetctl", "lnet", "configure")), _add(TCP, interface)]
@@ -189,7 +191,7 @@ def _add(net: str, interface: str, *more: str) -> Run:
 
 
 def _spread(devices: Sequence[str], count: int) -> list[str]:
-    """So many of them, at even distances: a type's devices are in the order of its network cards."""
+    """Select so many devices at even distances: a type's devices are in the order of its network cards."""
     number = max(0, min(count, len(devices)))
     return [devices[at * len(devices) // number] for at in range(number)]
 
@@ -200,7 +202,7 @@ def _shown(present: Sequence[str], preferred: Sequence[str] | None) -> str:
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
-    """None where the unit is in place and enabled, or AWS's own does its work."""
+    """Plan the unit; None where it is in place and enabled, or AWS's own unit does its work."""
     if facts["lustre"].get("aws_configured"):
         return None
     missing = no_systemd(facts)

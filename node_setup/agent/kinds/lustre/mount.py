@@ -15,12 +15,12 @@ from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting
 
 FSTAB = "/etc/fstab"
 EFA_SERVICE = "configure-efa-fsx-lustre-client.service"
-"""AWS's own set-up of LNet over EFA, in the place of ours: mounted before either, Lustre would go over TCP
+"""This is AWS's own set-up of LNet over EFA, in the place of ours: mounted before either, Lustre would go over TCP
 (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html). Only `After=`: where it fails, TCP will do."""
 MOUNT_SECONDS = 150.0
-"""Of `systemctl start`, beyond the 90 s that systemd gives a mount by itself."""
+"""`systemctl start` may take so long, beyond the 90 s that systemd gives a mount by itself."""
 UNSEEN_OPTIONS = frozenset({"_netdev", "nofail", "rw", "defaults"})
-"""For systemd and mount(8) only; the kernel does not list them."""
+"""These options are for systemd and mount(8) only; the kernel does not list them."""
 
 NOT_MOUNTED = "not mounted"
 OTHERS = {
@@ -32,7 +32,7 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class MountSpec:
-    """What is to be mounted where; `source` is None where only the service that mounts knows it."""
+    """This is one file system and its mount point; `source` is None where only the service that mounts knows it."""
 
     path: str
     source: str | None
@@ -48,7 +48,7 @@ class MountSpec:
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """`Setting.value` are the mount's options."""
+    """Plan the mount; `Setting.value` are its options."""
     return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts, request)]
 
 
@@ -67,10 +67,10 @@ def lustre_at(facts: Facts, path: str) -> Mapping[str, Any] | None:
     return next((mount for mount in reversed(lustre_mounts(facts)) if mount["target"] == path), None)
 
 
-def same_source(found: str, wanted: str) -> bool:
-    """mount.lustre hands the kernel addresses for names, so `10.0.0.5@tcp:/abc` may be what `fs-1.example@tcp:/abc` became: the
-    file system's own name decides, and the server's where both are names."""
-    servers, _, name = found.rpartition(":/")
+def same_source(current: str, wanted: str) -> bool:
+    """Check that two sources name one file system. mount.lustre hands the kernel addresses for names, so `10.0.0.5@tcp:/abc`
+    may be what `fs-1.example@tcp:/abc` became: the file system's own name decides, and the server's where both are names."""
+    servers, _, name = current.rpartition(":/")
     server, _, wanted_name = wanted.rpartition(":/")
     hosts = [server.partition("@")[0] for server in re.split("[,:]", servers) if server]
     host = server.partition("@")[0]
@@ -92,7 +92,8 @@ Options={spec.options}
 
 
 def automount_unit(spec: MountSpec) -> str:
-    """Mounting at first use: a file server that is slow at boot costs the one who asks for it, not the boot."""
+    """Return a unit that mounts at first use: a file server that is slow at boot costs the one who asks for it, not the
+    boot."""
     return f"""{owned.HEADER}[Unit]
 Description=Lustre at {spec.path}, when it is first used
 Before=remote-fs.target
@@ -141,7 +142,7 @@ def _ours(setting: Setting, spec: MountSpec, facts: Facts) -> list[Step | Remark
 
 
 def _persisted(setting: Setting, spec: MountSpec, facts: Facts) -> Step | Remark | None:
-    """None where both units are as they should be and the automount is enabled."""
+    """Plan the units; None where both are as they should be and the automount is enabled."""
     wanted = {spec.unit: mount_unit(spec), spec.automount: automount_unit(spec)}
     if any(path not in facts["files"] for path in wanted):
         return Remark(setting.id, Status.UNKNOWN, f"{spec.unit} was not read")
@@ -154,14 +155,14 @@ def _verified(setting: Setting, spec: MountSpec, facts: Facts) -> Remark | None:
     if not mounts:
         return None
     mount = mounts[-1]
-    found = f"{mount['source']}, {mount['fstype']}"
+    current = f"{mount['source']}, {mount['fstype']}"
     if mount["fstype"] != "lustre":
         return Remark(
-            setting.id, Status.CONFLICT, f"{spec.path} holds another file system; fix: unmount it", found, spec.source
+            setting.id, Status.CONFLICT, f"{spec.path} holds another file system; fix: unmount it", current, spec.source
         )
     if spec.source is not None and not same_source(mount["source"], spec.source):
         why = f"another file system is mounted at {spec.path}; fix: stop its jobs, then umount {spec.path}"
-        return Remark(setting.id, Status.CONFLICT, why, found, spec.source)
+        return Remark(setting.id, Status.CONFLICT, why, current, spec.source)
     missing = [
         option for option in spec.options.split(",") if option not in UNSEEN_OPTIONS and option not in mount["options"]
     ]
@@ -187,7 +188,7 @@ def _foreign(setting: Setting, spec: MountSpec, line: list[str]) -> Remark | Non
 
 
 def _fstab_line(facts: Facts, path: str) -> list[str] | None:
-    """Fields of fstab's line for a mount point, at least four of them."""
+    """Return the fields of fstab's line for a mount point, at least four of them."""
     file = facts["files"].get(FSTAB)
     for line in file["content"].splitlines() if file else ():
         fields = line.split()

@@ -15,7 +15,7 @@ RPCS, CHANGING_RPCS = "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """One `lctl set_param` for each pattern of which any instance differs; `Setting.key` is the pattern."""
+    """Plan one `lctl set_param` for each pattern of which any instance differs; `Setting.key` is the pattern."""
     settings = _ordered([setting for setting in chosen if setting.id in selected], facts)
     if settings and not lustre_mounts(facts):
         why = "no Lustre file system is mounted, and an unmount resets these values"
@@ -23,35 +23,36 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     return [_against(setting, _instances(setting.key, facts), _rival(setting, settings, facts)) for setting in settings]
 
 
-def _against(setting: Setting, found: Mapping[str, str] | None, rival: str) -> Step | Remark:
-    if found is None:
+def _against(setting: Setting, instances: Mapping[str, str] | None, rival: str) -> Step | Remark:
+    if instances is None:
         return Remark(
             setting.id, Status.UNKNOWN, f"lctl get_param {setting.key} could not be read", wanted=setting.value
         )
-    if not found:
+    if not instances:
         return Remark(setting.id, Status.SKIPPED, f"this client has no parameter {setting.key}", wanted=setting.value)
-    values = sorted(set(found.values()))
+    values = sorted(set(instances.values()))
     shown = ", ".join(values)
     if all(satisfies(value, setting.value, setting.compare) for value in values):
-        where = "the only instance" if len(found) == 1 else f"all {len(found)} instances"
+        where = "the only instance" if len(instances) == 1 else f"all {len(instances)} instances"
         return Remark(setting.id, Status.OK, f"on {where}; set again at each boot", shown, setting.value)
     if rival:
         return Remark(setting.id, Status.CONFLICT, rival, shown, setting.value)
     return _step(setting, shown)
 
 
-def _step(setting: Setting, found: str) -> Step:
+def _step(setting: Setting, current: str) -> Step:
     command = ("lctl", "set_param", f"{setting.key}={setting.value}")
-    return Step(setting.id, RUNTIME, setting.key, found, setting.value, (Run(command),))
+    return Step(setting.id, RUNTIME, setting.key, current, setting.value, (Run(command),))
 
 
 def _instances(pattern: str, facts: Facts) -> Mapping[str, str] | None:
-    found: Mapping[str, str] | None = ((facts.get("lustre") or {}).get("parameters") or {}).get(pattern)
-    return found
+    instances: Mapping[str, str] | None = ((facts.get("lustre") or {}).get("parameters") or {}).get(pattern)
+    return instances
 
 
 def _ordered(settings: list[Setting], facts: Facts) -> list[Setting]:
-    """As given, but that of the two that depend on each other the one goes first that makes room for the other."""
+    """Return the settings in their order, but of the two that depend on each other first the one that makes room for the
+    other."""
     by_key = {setting.key: setting for setting in settings}
     if RPCS not in by_key or CHANGING_RPCS not in by_key:
         return settings
@@ -63,8 +64,8 @@ def _ordered(settings: list[Setting], facts: Facts) -> list[Setting]:
 
 
 def _rival(setting: Setting, settings: Sequence[Setting], facts: Facts) -> str:
-    """Why the client would refuse this value beside the other parameter's; empty if it would not. The other's value is the one
-    that it is about to get, else the one that it has."""
+    """Return why the client would refuse this value beside the other parameter's; empty if it would not. The other's value is
+    the one that it is about to get, else the one that it has."""
     if setting.key not in (RPCS, CHANGING_RPCS):
         return ""
     key = CHANGING_RPCS if setting.key == RPCS else RPCS

@@ -16,23 +16,23 @@ from node_setup.agent.kinds.lustre.mount import lustre_at
 from node_setup.agent.model import PERSISTED, Facts, Remark, Request, Run, Setting, Step
 
 ALIGNMENT = 64 * 1024
-"""Of stripe sizes and of components' ends, in bytes (lfs-setstripe(1), -S and -E)."""
+"""Stripe sizes and components' ends are multiples of so many bytes (lfs-setstripe(1), -S and -E)."""
 LARGEST_SIZE = 4 * 1024**3
 """A stripe is smaller than this, in bytes (lfs-setstripe(1), -S)."""
 MOST_TARGETS = 2000
-"""(Lustre manual, ManagingStripingFreeSpace: stripes of one file.)"""
+"""One file has at most so many stripes (Lustre manual, ManagingStripingFreeSpace)."""
 UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024**5}
 NAMES = {"--stripe-count": "-c", "--stripe-size": "-S", "--component-end": "-E"}
 END = -1
-"""The end of a file; as a count of targets, all there are."""
+"""This is the end of a file, and as a count of targets all there are."""
 
 Layout = Mapping[str, Any]
-"""`{"components": [{"end", "count", "size"}]}`: `end` in bytes, -1 for the file's end; `count` of storage targets, -1 for all;
-`size` of a stripe in bytes. None is the file system's default. A plain layout has one component."""
+"""A layout is `{"components": [{"end", "count", "size"}]}`: `end` in bytes, -1 for the file's end; `count` of storage targets,
+-1 for all; `size` of a stripe in bytes. None is the file system's default. A plain layout has one component."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    """One step or remark for each directory that the cluster's document names."""
+    """Plan one step or remark for each directory that the cluster's document names."""
     return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts, request)]
 
 
@@ -59,7 +59,7 @@ def layout_of(options: Sequence[str]) -> dict[str, Any]:
     return {"components": components}
 
 
-def found_layout(fact: Mapping[str, Any]) -> Layout:
+def layout_of_fact(fact: Mapping[str, Any]) -> Layout:
     """Return a layout from the facts (`node_setup.agent.facts.lustre.parse_layout`): a plain one has no components there, and
     the end of a file is None."""
     parts = fact["components"] or [{**fact, "end": None}]
@@ -69,16 +69,16 @@ def found_layout(fact: Mapping[str, Any]) -> Layout:
     }
 
 
-def same(wanted: Layout, found: Layout) -> bool:
-    """Whether `found` is all that `wanted` says; what it leaves open may be anything."""
-    pairs = list(zip(wanted["components"], found["components"]))
-    return len(wanted["components"]) == len(found["components"]) == len(pairs) and all(
+def same(wanted: Layout, current: Layout) -> bool:
+    """Check that `current` is all that `wanted` says; what `wanted` leaves open may be anything."""
+    pairs = list(zip(wanted["components"], current["components"]))
+    return len(wanted["components"]) == len(current["components"]) == len(pairs) and all(
         want[key] is None or want[key] == have[key] for want, have in pairs for key in ("end", "count", "size")
     )
 
 
 def text_of(layout: Layout) -> str:
-    """For a person: `to 100M on 1, to the end on all in 16M`."""
+    """Write a layout for a person: `to 100M on 1, to the end on all in 16M`."""
     return ", ".join(_component_text(component) for component in layout["components"])
 
 
@@ -112,22 +112,22 @@ def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Fa
             setting.id, Status.FAILED, f"{path} is not below {root}; fix: storage.lustre of the cluster", wanted=wanted
         )
     striped = Run(("lfs", "setstripe", *options, path))
-    found = (facts["lustre"]["stripes"] or {}).get(path)
-    if found is None or found["exists"] is None:
-        why = found["error"] if found and found.get("error") else "it was not read"
+    state = (facts["lustre"]["stripes"] or {}).get(path)
+    if state is None or state["exists"] is None:
+        why = state["error"] if state and state.get("error") else "it was not read"
         return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
-    if not found["exists"]:
+    if not state["exists"]:
         # As /scratch: of whom root's new directory would be, no job could write into it. One that is there keeps its mode.
         made = Run(("mkdir", "-p", "-m", "1777", path))
         return Step(setting.id, PERSISTED, path, "missing", f"{wanted}, for all to write in (1777)", (made, striped))
-    if found["layout"] is None or found["empty"] is None:
-        why = found.get("error") or "its layout could not be read"
+    if state["layout"] is None or state["empty"] is None:
+        why = state.get("error") or "its layout could not be read"
         return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
-    current = found_layout(found["layout"])
+    current = layout_of_fact(state["layout"])
     shown = text_of(current)
     if same(layout, current):
         return Remark(setting.id, Status.OK, f"{path} has its layout", shown, wanted)
-    if not found["empty"]:
+    if not state["empty"]:
         why = (
             f"{path} holds files and stays as it is; fix: `lfs setstripe` for new files, `lfs migrate` for those there"
         )
@@ -136,7 +136,7 @@ def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Fa
 
 
 def _pairs(options: Sequence[str], shown: str) -> list[tuple[str, str]]:
-    """Options and their values, in the three ways getopt takes them: `-c 1`, `-c1`, `--stripe-count=1`."""
+    """Return options and their values, in the three ways getopt takes them: `-c 1`, `-c1`, `--stripe-count=1`."""
     pairs: list[tuple[str, str]] = []
     left = list(options)
     while left:
@@ -191,7 +191,7 @@ def _decimal(text: str) -> int | None:
 
 
 def _check(components: Sequence[Mapping[str, int | None]], shown: str) -> None:
-    """As lfs does: each component begins where the last one ended, and ends with a whole stripe."""
+    """Check as lfs does: each component begins where the last one ended, and ends with a whole stripe."""
     begin = 0
     for component in components:
         end, size = component["end"], component["size"]

@@ -9,7 +9,7 @@ from node_setup.agent.kinds.files.owned_lines import unwritable
 from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Remove, Request, Setting, Step
 
 
-def dropped(
+def plan_removal(
     path: str,
     chosen: Sequence[Setting],
     facts: Facts,
@@ -17,7 +17,8 @@ def dropped(
     before: tuple[Action, ...] = (),
     after: tuple[Action, ...] = (),
 ) -> list[Step | Remark]:
-    """Nothing where a setting wants the file, where it is not there, or where the run is about single settings."""
+    """Plan to remove the file; no step where a setting wants it, where it is not there, or where the run is about single
+    settings."""
     if chosen or request.only or not (facts.get("files") or {}).get(path):
         return []
     refused = unwritable(facts, path)
