@@ -311,6 +311,13 @@ def logs_there(tags: dict[str, str]) -> list[Answer]:
     ]
 
 
+def second_page(*answers: Answer, token: str = "nextToken") -> list[Answer]:
+    """A first page that is empty before the first of the answers."""
+    service, method, last = answers[0]
+    assert isinstance(last, dict)
+    return [(service, method, {**{key: [] for key in last}, token: "2"}), *answers]
+
+
 def tagged_bucket(tags: dict[str, str]) -> list[Answer]:
     listed = {"TagSet": [{"Key": key, "Value": value} for key, value in tags.items()]}
     return [bucket("us-east-1"), ("s3", "get_bucket_tagging", listed)]
@@ -389,6 +396,7 @@ CASES = [
     Case("CAP-106", SPOT, [prices("3.10", "9.40")], MODE, "warning"),
     Case("CAP-107", SPOT, [scores(use1_az4=9)]),
     Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=9)], MODE, "warning"),
+    Case("CAP-107", SPOT, second_page(scores(use1_az4=9), token="NextToken")),
     Case("NET-101", SPOT, [zone("use1-az4")]),
     Case("NET-101", SPOT, [zone("use1-az1")], "zone_id"),
     Case("NET-101", SPOT, [zone("use1-az4", State="impaired")], "zone_id"),
@@ -423,6 +431,7 @@ CASES = [
     Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
+    Case("NET-106", SPOT, second_page(routes(NAT, GATEWAY), token="NextToken"), edits=EXISTING),
     Case("NET-107", SPOT, [security_group()], edits=MORE_GROUPS),
     Case("NET-107", SPOT, [security_group(vpc="vpc-01234567")], f"{FURTHER}.0", edits=MORE_GROUPS),
     Case("NET-107", SPOT, [NO_GROUP], f"{FURTHER}.0", edits=MORE_GROUPS),
@@ -446,6 +455,13 @@ CASES = [
     Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1", **NODES}), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**NODES)), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups(GROUP)], edits=LUSTRE),
+    Case(
+        "FSX-102",
+        SPOT,
+        [security_group(*lnet(**PAIR)), subnet(), *second_page(cluster_groups(GROUP), token="NextToken")],
+        edits=LUSTRE,
+    ),
+    Case("FSX-102", SPOT, [security_group(*lnet(**NODES, **PAIR)), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups()], FSX_GROUP, edits=LUSTRE),
     Case(
         "FSX-102",
@@ -477,6 +493,7 @@ CASES = [
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[1:], *repository_there(FOREIGN)], "name", "warning"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[::2], *queue_there({})], "name", "warning"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], *logs_there(FOREIGN)], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], *second_page(*logs_there(FOREIGN))], "name", "warning"),
     Case(
         "CFG-101",
         SPOT,
@@ -490,6 +507,7 @@ CASES = [
     Case("EKS-101", EKS, [versions(v1_35="EXTENDED_SUPPORT")], "eks.version", "warning", edits=EXTENDED),
     Case("EKS-101", EKS, [versions(v1_35="UNSUPPORTED", v1_36="STANDARD_SUPPORT")], "eks.version"),
     Case("EKS-101", EKS, [versions(v1_36="STANDARD_SUPPORT")], "eks.version"),
+    Case("EKS-101", EKS, second_page(versions(v1_35="STANDARD_SUPPORT"))),
     Case("EC2-104", SPOT, [facts()]),
     Case("EC2-104", SPOT, [facts(efa=8)], TYPE, "warning"),
     Case("EC2-104", SPOT, [facts(cards=8)], TYPE, "warning"),

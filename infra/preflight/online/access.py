@@ -29,8 +29,8 @@ RULES = Family()
 def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if spec.backend != "hyperpod-eks":
         return
-    answer = aws.eks.describe_cluster_versions(includeAll=True)
-    versions = {item.get("clusterVersion"): item for item in answer["clusterVersions"]}
+    pages = aws.eks.get_paginator("describe_cluster_versions").paginate(includeAll=True)
+    versions = {item.get("clusterVersion"): item for page in pages for item in page["clusterVersions"]}
     there = versions.get(spec.eks.version)
     status = there.get("versionStatus") if there else None
     if there is None or status == "UNSUPPORTED":

@@ -220,13 +220,13 @@ def spot_score(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group in groups(spec):
         if group.capacity.mode != "spot" or not group.count:
             continue
-        answer = aws.ec2.get_spot_placement_scores(
+        pages = aws.ec2.get_paginator("get_spot_placement_scores").paginate(
             InstanceTypes=[group.ec2_type],
             TargetCapacity=group.count,
             SingleAvailabilityZone=True,
             RegionNames=[aws.region],
         )
-        scores = {item["AvailabilityZoneId"]: item["Score"] for item in answer["SpotPlacementScores"]}
+        scores = {item["AvailabilityZoneId"]: item["Score"] for page in pages for item in page["SpotPlacementScores"]}
         zone = spec.zone_of(group)
         score = scores.get(zone, 0)
         if score <= POOR_SCORE:

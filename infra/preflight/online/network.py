@@ -136,7 +136,10 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     existing = spec.network.existing
     if existing is None:
         return
-    tables = aws.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [existing.vpc_id]}])["RouteTables"]
+    pages = aws.ec2.get_paginator("describe_route_tables").paginate(
+        Filters=[{"Name": "vpc-id", "Values": [existing.vpc_id]}]
+    )
+    tables = [table for page in pages for table in page["RouteTables"]]
     own = [item for item in tables if _serves(item, existing.compute_subnet_id)]
     chosen = own or [entry for entry in tables if any(link.get("Main") for link in entry.get("Associations", []))]
     routes = [route for table in chosen for route in table.get("Routes", [])]
