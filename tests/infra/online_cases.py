@@ -12,7 +12,7 @@ from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.node_policy import node_statements
 from infra.plan.nodes.eks import addons
 from tests.infra.edits import place, spec_of
-from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, NODE_ROLE, NOW, PROFILE, SLURM, SPOT
+from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, NODE_ROLE, NOW, PROFILE, PROXY, SLURM, SPOT
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -126,6 +126,11 @@ def routes(*found: dict[str, str]) -> Answer:
     return "ec2", "describe_route_tables", {"RouteTables": [table]}
 
 
+def endpoint(kind: str = "", private_dns: bool = False) -> Answer:
+    found = [{"VpcEndpointType": kind, "PrivateDnsEnabled": private_dns}] if kind else []
+    return "ec2", "describe_vpc_endpoints", {"VpcEndpoints": found}
+
+
 def file_system(**keys: Any) -> Answer:
     lustre = {"MountName": "fsx", **keys.pop("lustre", {})}
     found = {"FileSystemId": FS, "Lifecycle": "AVAILABLE", "VpcId": VPC, "SubnetIds": [SUBNET], "DNSName": DNS, **keys}
@@ -164,6 +169,16 @@ def endpoint_services(*missing: str, zone: str = "us-east-1d") -> list[Answer]:
 
 def entries(*cidrs: str) -> Answer:
     return "ec2", "get_managed_prefix_list_entries", {"Entries": [{"Cidr": cidr} for cidr in cidrs]}
+
+
+def prefix_lists(*max_entries: int) -> Answer:
+    """Lists that may hold so many entries; 0: one of AWS's own."""
+    names = [f"pl-0123456{number}" for number in range(len(max_entries))]
+    found = [
+        {"PrefixListId": name, **({"MaxEntries": most} if most else {})}
+        for name, most in zip(names, max_entries, strict=True)
+    ]
+    return "ec2", "describe_managed_prefix_lists", {"PrefixLists": found}
 
 
 def bucket(region: str) -> Answer:
@@ -274,6 +289,10 @@ NO_GROUP = ("ec2", "describe_security_groups", "InvalidGroup.NotFound")
 NO_REPOSITORY = ("ecr", "describe_repositories", "RepositoryNotFoundException")
 MORE_GROUPS: dict[str, Any] = {**EXISTING, FURTHER: [GROUP]}
 FROM_LIST: dict[str, Any] = {"network.allow_from": ["10.0.0.0/8", "pl-01234567"]}
+FROM_LISTS: dict[str, Any] = {"network.allow_from": ["10.0.0.0/8", "pl-01234560", "pl-01234561"]}
+MANY_RANGES = [f"10.{number}.0.0/16" for number in range(60)]
+INBOUND_RULES = "Inbound or outbound rules per security group"
+PROXIED: dict[str, Any] = {**EXISTING, "network.proxy": PROXY}
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
 NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
 STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
@@ -432,6 +451,13 @@ CASES = [
     Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
     Case("NET-106", SPOT, second_page(routes(NAT, GATEWAY), token="NextToken"), edits=EXISTING),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(GATEWAY)], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint("Interface", False)], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint("Interface", True)], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits={**EXISTING, **CLOSED}),
     Case("NET-107", SPOT, [security_group()], edits=MORE_GROUPS),
     Case("NET-107", SPOT, [security_group(vpc="vpc-01234567")], f"{FURTHER}.0", edits=MORE_GROUPS),
     Case("NET-107", SPOT, [NO_GROUP], f"{FURTHER}.0", edits=MORE_GROUPS),
@@ -445,6 +471,12 @@ CASES = [
         "network.allow_from.1",
         edits=FROM_LIST,
     ),
+    Case("NET-110", SPOT, [prefix_lists(30, 20)], edits=FROM_LISTS),
+    Case("NET-110", SPOT, [prefix_lists(30, 60), quota(INBOUND_RULES, 60)], "network.allow_from", edits=FROM_LISTS),
+    Case("NET-110", SPOT, [prefix_lists(30, 60), quota(INBOUND_RULES, 200)], edits=FROM_LISTS),
+    Case("NET-110", SPOT, [prefix_lists(30, 0)], edits=FROM_LISTS),
+    Case("NET-110", SPOT, [quota("Rules", 1)], "network.allow_from", edits={"network.allow_from": MANY_RANGES}),
+    Case("NET-110", SPOT, []),
     Case("FSX-101", SPOT, [file_system(), subnet()], edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(Lifecycle="FAILED"), subnet()], FSX_ID, edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(lustre={"MountName": "abcd1234"}), subnet()], f"{FSX}.mount_name", edits=LUSTRE),

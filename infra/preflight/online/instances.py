@@ -13,7 +13,7 @@ from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
-from infra.preflight.online.client import DENIED, Aws, answered, code_of, unknown
+from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 from infra.preflight.rules.instances import wrong_facts
 from lustrain.problem import without_page
@@ -63,7 +63,7 @@ def vcpu_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             wanted[re.split(r"[.-]", group.ec2_type)[0], spot] += group.count * facts.vcpus
     if not wanted:
         return
-    quotas = {quota["QuotaName"]: quota["Value"] for quota in _quotas(aws, "ec2")}
+    quotas = quotas_of(aws, "ec2")
     by_quota: dict[str, int] = defaultdict(int)
     for (family, spot), vcpus in wanted.items():
         name = quota_of(family, spot, list(quotas))
@@ -89,7 +89,7 @@ def cluster_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for _, group in groups(spec):
         if spec.hyperpod and group.capacity.mode == "on-demand":
             wanted[group.hyperpod_type] += group.count
-    quotas = {quota["QuotaName"]: quota["Value"] for quota in _quotas(aws, "sagemaker")} if wanted else {}
+    quotas = quotas_of(aws, "sagemaker") if wanted else {}
     for kind, count in wanted.items():
         name = f"{kind} for cluster usage"
         if name not in quotas:
@@ -294,10 +294,3 @@ def quota_of(family: str, spot: bool, names: list[str]) -> str | None:
             if found and wanted in {item.lower() for item in re.findall(r"[A-Za-z0-9]+", found[1])}:
                 return name
     return None
-
-
-def _quotas(aws: Aws, service: str) -> list[Any]:
-    pages = aws.quotas.get_paginator("list_service_quotas")
-    return aws.once(  # type: ignore[no-any-return]
-        ("quotas", service), lambda: [quota for page in pages.paginate(ServiceCode=service) for quota in page["Quotas"]]
-    )
