@@ -276,6 +276,9 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     arns = [place.arn("ec2", f"{kind}/*") for kind in LAUNCH]
+    # One that another account shares has that account in its ARN.
+    named = {group.capacity.reservation for group in spec.groups if group.capacity.reservation}
+    arns += [place.arn("ec2", f"capacity-reservation/{reservation}", account="*") for reservation in named]
     # Auto Scaling tries the template with the caller's rights when a group is made.
     yield allow("Launch", ["ec2:RunInstances"], [*arns, place.arn("ec2", "image/*", account="")])
     make = "CreateLaunchTemplate CreateLaunchTemplateVersion ModifyLaunchTemplate CreatePlacementGroup"

@@ -365,3 +365,10 @@ def test_the_deployer_may_use_the_keys_that_are_named() -> None:
     found = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
     assert found["LustreKey"]["Resource"] == ["arn:aws:kms:us-east-2:123456789012:key/1234abcd"]
     assert found["BucketKey"]["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": "alias/data"}}
+
+
+def test_deployer_launches_into_a_reservation_of_another_account() -> None:
+    group = {**TRAIN, "capacity": {"mode": "reservation", "reservation": "cr-0123456789abcdef0"}}
+    policy = {item["Sid"]: item for item in deployer_policy(spec_of("ec2", groups=[group]), AWS)["Statement"]}
+    shared = "arn:aws:ec2:us-east-2:*:capacity-reservation/cr-0123456789abcdef0"
+    assert shared in policy["Launch"]["Resource"]
