@@ -160,7 +160,8 @@ def _roles_made(spec: ClusterSpec, place: Place, made: Sequence[RolePlan]) -> It
     if boundary := spec.access.permissions_boundary:
         make += " PutRolePermissionsBoundary"
         bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
-        yield allow("BoundaryLook", ["iam:GetPolicy"], boundary)
+        yield allow("BoundaryLook", ["iam:GetPolicy", "iam:GetPolicyVersion"], boundary)
+        yield allow("BoundaryTry", ["iam:SimulateCustomPolicy"], "*")
     # The actions that give a role its rights, those to which the condition applies
     # (https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate).
     yield allow("RolesMake", _named_actions("iam", make), own, bounded)

@@ -237,9 +237,19 @@ def profile(*roles: str) -> Answer:
     return "iam", "get_instance_profile", {"InstanceProfile": {**found, "CreateDate": NOW, "Roles": held}}
 
 
-def simulated(decision: str) -> Answer:
+def simulated(decision: str, method: str = "simulate_principal_policy") -> Answer:
     results = [{"EvalActionName": "s3:GetObject", "EvalResourceName": "*", "EvalDecision": decision}]
-    return "iam", "simulate_principal_policy", {"EvaluationResults": results, "IsTruncated": False}
+    return "iam", method, {"EvaluationResults": results, "IsTruncated": False}
+
+
+def within_boundary(*decisions: str) -> list[Answer]:
+    """The boundary's document, and what comes of each statement of the nodes' role within it."""
+    version = {"PolicyVersion": {"Document": json.dumps({"Version": "2012-10-17", "Statement": []})}}
+    return [
+        ("iam", "get_policy", {"Policy": {"PolicyName": "boundary", "DefaultVersionId": "v3"}}),
+        ("iam", "get_policy_version", version),
+        *(simulated(decision, "simulate_custom_policy") for decision in decisions),
+    ]
 
 
 GIVEN_ROLE: dict[str, Any] = {"access.node_role": NODE_ROLE}
@@ -562,6 +572,17 @@ CASES = [
     Case("IAM-103", SPOT, [role("ec2"), NO_PROFILE], "access.instance_profile", edits=GIVEN),
     Case("IAM-103", SLURM, [role("sagemaker")], edits=GIVEN_ROLE),
     Case("IAM-103", SLURM, [("iam", "get_role", "NoSuchEntity")], "access.node_role", edits=GIVEN_ROLE),
+    Case("IAM-105", SPOT, within_boundary(*["allowed"] * STATEMENTS), edits=BOUNDED),
+    Case("IAM-105", SPOT, [("iam", "get_policy", "NoSuchEntity")], edits=BOUNDED),
+    Case("IAM-105", SPOT, within_boundary()[:2], edits={**BOUNDED, **GIVEN}),
+    Case(
+        "IAM-105",
+        SPOT,
+        within_boundary(*["allowed"] * (STATEMENTS - 1), "implicitDeny"),
+        "access.permissions_boundary",
+        "warning",
+        edits=BOUNDED,
+    ),
     Case("IAM-104", SPOT, [simulated("allowed")] * STATEMENTS, edits=GIVEN),
     Case(
         "IAM-104",
