@@ -268,6 +268,11 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
             arn, condition = key_resource(key, place)
             actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
             yield allow(sid, actions, arn, condition)
+    # FSx tries a linked bucket with the rights of the association's creator.
+    linked = dict.fromkeys(plan.kms_key for plan in associations(spec, place) if plan.kms_key)
+    for number, key in enumerate(linked):
+        arn, condition = key_resource(key, place)
+        yield allow(f"LinkedKey{number}", ["kms:Decrypt", "kms:GenerateDataKey"], arn, condition)
     # HyperPod makes its grant, and Auto Scaling tries a template, with the rights of the group's creator.
     if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
         tried = ["kms:Decrypt", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]

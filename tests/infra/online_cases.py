@@ -12,7 +12,7 @@ from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.node_policy import node_statements
 from infra.plan.nodes.eks import addons
 from tests.infra.edits import place, spec_of
-from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, NODE_ROLE, NOW, PROFILE, PROXY, SLURM, SPOT
+from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, KEY, LINKS, NODE_ROLE, NOW, PROFILE, PROXY, SLURM, SPOT
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -185,6 +185,14 @@ def bucket(region: str) -> Answer:
     return "s3", "head_bucket", {"BucketRegion": region, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": {}}}
 
 
+def encrypted(key: str | None = None) -> Answer:
+    by_default: dict[str, str] = (
+        {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key} if key else {"SSEAlgorithm": "AES256"}
+    )
+    rules = [{"ApplyServerSideEncryptionByDefault": by_default}]
+    return "s3", "get_bucket_encryption", {"ServerSideEncryptionConfiguration": {"Rules": rules}}
+
+
 def no_bucket(status: str) -> Answer:
     return "s3", "head_bucket", status
 
@@ -303,6 +311,7 @@ FROM_LISTS: dict[str, Any] = {"network.allow_from": ["10.0.0.0/8", "pl-01234560"
 MANY_RANGES = [f"10.{number}.0.0/16" for number in range(60)]
 INBOUND_RULES = "Inbound or outbound rules per security group"
 PROXIED: dict[str, Any] = {**EXISTING, "network.proxy": PROXY}
+THEIRS: dict[str, Any] = {f"{LINKS}.1": {"path": "/theirs", "bucket": "theirs"}}
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
 NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
 STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
@@ -526,6 +535,11 @@ CASES = [
     Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits=MINE),
     Case("S3-101", SPOT, [no_bucket("404")], "buckets.data", edits=MINE),
     Case("S3-101", SPOT, [no_bucket("403")], "buckets.data", "unknown", edits=MINE),
+    Case("DRA-101", SPOT, [encrypted()], edits=THEIRS),
+    Case("DRA-101", SPOT, [("s3", "get_bucket_encryption", "NoSuchBucket")], edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted("arn:aws:kms:us-east-1:123456789012:alias/aws/s3")], edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted(KEY)], f"{LINKS}.1.kms_key", "warning", edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted(KEY)], edits={f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": KEY}}),
     Case("S3-102", SPOT, EMPTY),
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()]),

@@ -359,6 +359,14 @@ def test_deployer_may_look_into_a_linked_bucket() -> None:
     assert (written["Action"], written["Resource"]) == (["s3:PutObject"], ["arn:aws:s3:::their-data/v1/*"])
 
 
+def test_deployer_may_use_the_key_of_a_linked_bucket() -> None:
+    key = "arn:aws:kms:us-east-2:210987654321:key/01234567-89ab-cdef-0123-456789abcdef"
+    link = {"path": "/corpus", "bucket": "their-data", "kms_key": key}
+    spec = spec_of("ec2", storage={"lustre": {"throughput_gb_s": 1.0, "associations": [link]}})
+    policy = {item["Sid"]: item for item in deployer_policy(spec, AWS)["Statement"]}
+    assert policy["LinkedKey0"]["Resource"] == [key]
+
+
 def test_the_deployer_may_use_the_keys_that_are_named() -> None:
     lustre = {"throughput_gb_s": 1.2, "kms_key": "1234abcd"}
     spec = spec_of(buckets={"kms_key": "alias/data"}, storage={"lustre": lustre})

@@ -1,4 +1,4 @@
-"""FSX, S3, ECR 1xx: existing file systems, buckets and repositories."""
+"""FSX, DRA, S3, ECR 1xx: existing file systems, buckets and repositories."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
 from infra.plan.place import COST_TAG, host
+from infra.plan.storage.associations import S3_OWN_KEY, association_key
+from infra.plan.storage.buckets import made_buckets
 from infra.preflight.online.client import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
@@ -174,6 +176,34 @@ def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         elif region and region != aws.region:
             message = f"{name} is in {region}, the cluster in {aws.region}: FSx links no bucket of another region"
             yield finding(path, message, "use a bucket of the region")
+
+
+@RULES.add(
+    "DRA-101",
+    "A linked bucket that the stack does not make is under S3's own keys, or under the KMS key that its association names.",
+    f"{LUSTRE_GUIDE}/s3-server-side-encryption-support.html",
+    level="warning",
+    permission="s3:GetEncryptionConfiguration",
+)
+def key_of_linked_bucket(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    made = made_buckets(spec, context.place)
+    for index, plan in enumerate(context.plan.associations):
+        key = None if plan.bucket in made else _kms_key(aws, plan.bucket)
+        if key and key != plan.kms_key:
+            named = f", not {plan.kms_key}" if plan.kms_key else ""
+            message = f"{plan.bucket} is under {key}{named}: FSx reads it only if the policy of that key says so"
+            fix = f"set kms_key: {key}; rule DRA-010 then prints what its policy needs"
+            yield finding(association_key(index, "kms_key"), message, fix)
+
+
+def _kms_key(aws: Aws, bucket: str) -> str | None:
+    """Return the customer's key that a bucket is encrypted with by default; None with S3's own keys, and where there is no such
+    bucket, which S3-101 reports."""
+    absent = ("ServerSideEncryptionConfigurationNotFound", "NoSuchBucket")
+    answer = answered(absent, aws.s3.get_bucket_encryption, Bucket=bucket)
+    rules = answer["ServerSideEncryptionConfiguration"]["Rules"] if answer else []
+    keys = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", "") for rule in rules]
+    return next((key for key in keys if key and not key.endswith(S3_OWN_KEY)), None)
 
 
 @RULES.add(

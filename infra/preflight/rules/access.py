@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.storage.associations import association_key
 from infra.preflight.rule import Context, Family, Problems, groups
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
@@ -34,6 +35,9 @@ def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
         yield "storage.lustre.kms_key", spec.storage.lustre.kms_key
     if spec.buckets.kms_key:
         yield "buckets.kms_key", spec.buckets.kms_key
+    for index, association in enumerate(spec.storage.lustre.associations if spec.storage.lustre else ()):
+        if association.kms_key:
+            yield association_key(index, "kms_key"), association.kms_key
     yield from _volume_keys(spec)
 
 
