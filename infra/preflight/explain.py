@@ -172,6 +172,10 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
             return _end(spec, path, before, after)
         if before.capacity.create:
             return protected(path, "the reservation that the stack made")
+    if key == "capacity" and spec.backend == "ec2" and _same_but(before, after, "on_demand_base"):
+        message = f"{before.capacity.on_demand_base} nodes on demand become {after.capacity.on_demand_base}"
+        lost = "local disks and jobs of nodes that Auto Scaling ends to get there"
+        return Change(path, Effect.REPLACES_NODES, message, lost, "let jobs save and stop first")
     if key == "instance_type" and before.capacity.create:
         return protected(path, "the reservation that the stack made")
     if key == "role":
