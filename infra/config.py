@@ -115,6 +115,9 @@ class Association(Section):
     prefix: str = ""
     import_events: tuple[DraEvent, ...] = ("NEW", "CHANGED", "DELETED")
     export_events: tuple[DraEvent, ...] = ()
+    kms_key: str | None = None
+    """ARN of the KMS key that a bucket of yours or of others is encrypted with; preflight prints what its policy needs. Those
+    that the cluster makes have `buckets.kms_key`."""
     chunk_mib: Annotated[int, Field(ge=1, le=512_000)] = 256
     """Stripe count of imported files is size / chunk, not what `lfs setstripe` says."""
 

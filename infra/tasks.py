@@ -96,27 +96,21 @@ def aws_local(flags: AwsLocal) -> TaskResult:
 
 
 @dataclass(frozen=True)
-class DeployerPolicy:
+class InAccount:
     stack: str = flag(help=STACK)
-    account: str = flag(help="number of the account to deploy to")
+    account: str = flag(help="number of the account that the cluster is, or will be, in")
 
 
 @task("deployer-policy")
-def deployer_policy(flags: DeployerPolicy) -> TaskResult:
+def deployer_policy(flags: InAccount) -> TaskResult:
     """Print the IAM policies that a person needs to run `pulumi up` for a stack, each small enough to attach."""
     from infra.preflight import commands
 
     return TaskResult(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())
 
 
-@dataclass(frozen=True)
-class NodePolicy:
-    stack: str = flag(help=STACK)
-    account: str = flag(help="number of the cluster's account")
-
-
 @task("node-policy")
-def node_policy(flags: NodePolicy) -> TaskResult:
+def node_policy(flags: InAccount) -> TaskResult:
     """Print what an existing role of the nodes (access.node_role) must trust, hold and allow."""
     from infra.preflight import commands
 

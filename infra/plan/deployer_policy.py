@@ -160,7 +160,8 @@ def _roles_made(spec: ClusterSpec, place: Place, made: Sequence[RolePlan]) -> It
     if boundary := spec.access.permissions_boundary:
         make += " PutRolePermissionsBoundary"
         bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
-        yield allow("BoundaryLook", ["iam:GetPolicy"], boundary)
+        yield allow("BoundaryLook", ["iam:GetPolicy", "iam:GetPolicyVersion"], boundary)
+        yield allow("BoundaryTry", ["iam:SimulateCustomPolicy"], "*")
     # The actions that give a role its rights, those to which the condition applies
     # (https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate).
     yield allow("RolesMake", _named_actions("iam", make), own, bounded)
@@ -267,6 +268,11 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
             arn, condition = key_resource(key, place)
             actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
             yield allow(sid, actions, arn, condition)
+    # FSx tries a linked bucket with the rights of the association's creator.
+    linked = dict.fromkeys(plan.kms_key for plan in associations(spec, place) if plan.kms_key)
+    for number, key in enumerate(linked):
+        arn, condition = key_resource(key, place)
+        yield allow(f"LinkedKey{number}", ["kms:Decrypt", "kms:GenerateDataKey"], arn, condition)
     # HyperPod makes its grant, and Auto Scaling tries a template, with the rights of the group's creator.
     if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
         tried = ["kms:Decrypt", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
@@ -276,6 +282,9 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     arns = [place.arn("ec2", f"{kind}/*") for kind in LAUNCH]
+    # One that another account shares has that account in its ARN.
+    named = {group.capacity.reservation for group in spec.groups if group.capacity.reservation}
+    arns += [place.arn("ec2", f"capacity-reservation/{reservation}", account="*") for reservation in named]
     # Auto Scaling tries the template with the caller's rights when a group is made.
     yield allow("Launch", ["ec2:RunInstances"], [*arns, place.arn("ec2", "image/*", account="")])
     make = "CreateLaunchTemplate CreateLaunchTemplateVersion ModifyLaunchTemplate CreatePlacementGroup"

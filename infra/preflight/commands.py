@@ -71,10 +71,10 @@ def changes(stack: str, old: str | None) -> list[Change]:
     sha = bundle(after, region=region).sha
     if old:
         before = stackfile.read_spec(Path(old))
-        return [*explain(before, after), *explain_bundle(bundle(before, region=region).sha, sha)]
+        return [*explain(before, after, now()), *explain_bundle(bundle(before, region=region).sha, sha)]
     outputs = deployed.outputs(stack, "spec", "--old FILE")
     boot = explain_bundle(str(outputs["bundle"]), sha) if "bundle" in outputs else []
-    return [*explain(parse(_as_deployed(outputs["spec"])), after), *boot]
+    return [*explain(parse(_as_deployed(outputs["spec"])), after, now()), *boot]
 
 
 BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}

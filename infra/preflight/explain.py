@@ -9,11 +9,12 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from ipaddress import IPv4Network
 
 from pydantic import BaseModel
 
-from infra.config import ClusterSpec, Group
+from infra.config import Capacity, ClusterSpec, Group
 from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
 from infra.plan.nodes.capacity import market
@@ -25,9 +26,10 @@ TUNE = "run `fab node-tune` afterwards, which brings running nodes to the same s
 REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 
 
-def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
-    """Return everything that differs, the worst first; empty for equal specs."""
-    changes = [change for look in _LOOKS for change in look(old, new)]
+def explain(old: ClusterSpec, new: ClusterSpec, now: datetime | None = None) -> list[Change]:
+    """Return everything that differs, the worst first; empty for equal specs. Without `now` no block has begun."""
+    changes = [change for compare in _COMPARERS for change in compare(old, new)]
+    changes += _groups(old, new, now)
     if old.hyperpod and hyperpod.protected(old) and any(item.effect is Effect.REPLACES_CLUSTER for item in changes):
         changes.append(protected("groups", "a cluster on a training plan"))
     ranks = list(Effect)
@@ -113,7 +115,7 @@ def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
     return {zone: cidrs[in_zone(zone)] for zone in spec.other_zones}
 
 
-def _groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+def _groups(old: ClusterSpec, new: ClusterSpec, now: datetime | None) -> Iterator[Change]:
     before = {group.name: group for group in old.groups}
     after = {group.name: group for group in new.groups}
     for name, group in before.items():
@@ -124,12 +126,12 @@ def _groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             if group.capacity.create:
                 yield protected(f"groups ({name})", "the reservation that the stack made")
         else:
-            yield from _group(new, name, group, after[name])
+            yield from _group(new, name, group, after[name], now)
     for name in (name for name in after if name not in before):
         yield Change(f"groups ({name})", Effect.IN_PLACE, f"{after[name].count} x {after[name].ec2_type} are added")
 
 
-def _group(spec: ClusterSpec, name: str, before: Group, after: Group) -> Iterator[Change]:
+def _group(spec: ClusterSpec, name: str, before: Group, after: Group, now: datetime | None) -> Iterator[Change]:
     here = f"groups ({name})"
     if after.count < before.count:
         chosen = "Auto Scaling" if spec.backend == "ec2" else "HyperPod, not you,"
@@ -148,7 +150,7 @@ def _group(spec: ClusterSpec, name: str, before: Group, after: Group) -> Iterato
         yield Change(here, Effect.IMPOSSIBLE, message, "", fix)
     for key in type(after).model_fields:
         if key not in ("name", "count") and getattr(before, key) != getattr(after, key):
-            yield _group_key(spec, f"{here}.{key}", key, before, after)
+            yield _group_key(spec, f"{here}.{key}", key, before, after, now)
 
 
 def _is_placed(spec: ClusterSpec, group: Group) -> bool:
@@ -158,19 +160,22 @@ def _is_placed(spec: ClusterSpec, group: Group) -> bool:
 HARMLESS = ("min_count", "partition", "labels", "taints", "deep_health_checks")
 
 
-def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Group) -> Change:
+def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Group, now: datetime | None) -> Change:
     message = f"{shown(getattr(before, key))} becomes {shown(getattr(after, key))}"
     if key == "capacity":
         message = f"{before.capacity.mode} becomes {after.capacity.mode}, or different capacity of the same kind"
         if _same_but(before, after, "zone_id", "size"):
             return Change(path, Effect.IN_PLACE, "what is known about the capacity changes, not the capacity")
         if _same_but(before, after, "zone_id", "size", "starts_at"):
-            message = "the group is empty until that time: nodes that run now are ended, after their save"
-            return Change(path, Effect.IN_PLACE, message)
+            return _start(path, before.capacity, after.capacity, now)
         if _same_but(before, after, "zone_id", "size", "ends_at"):
             return _end(spec, path, before, after)
         if before.capacity.create:
             return protected(path, "the reservation that the stack made")
+    if key == "capacity" and spec.backend == "ec2" and _same_but(before, after, "on_demand_base"):
+        message = f"{before.capacity.on_demand_base} nodes on demand become {after.capacity.on_demand_base}"
+        lost = "local disks and jobs of nodes that Auto Scaling ends to get there"
+        return Change(path, Effect.REPLACES_NODES, message, lost, "let jobs save and stop first")
     if key == "instance_type" and before.capacity.create:
         return protected(path, "the reservation that the stack made")
     if key == "role":
@@ -201,6 +206,25 @@ def _same_but(before: Group, after: Group, *keys: str) -> bool:
     """Return whether only these keys of the capacity differ."""
     ignored = set(keys)
     return before.capacity.model_dump(exclude=ignored) == after.capacity.model_dump(exclude=ignored)
+
+
+def _start(path: str, before: Capacity, after: Capacity, now: datetime | None) -> Change:
+    """Another start of a block: a group whose block is still to begin is empty, one whose block has begun has its nodes."""
+    was_ahead, is_ahead = (_is_ahead(capacity.starts_at, now) for capacity in (before, after))
+    if is_ahead and (was_ahead or before.starts_at is None):
+        message = "the group is empty until that time: nodes that run now are ended, after their save"
+        return Change(path, Effect.IN_PLACE, message)
+    if is_ahead:
+        message = f"the group, filled at {shown(before.starts_at)}, is emptied until {shown(after.starts_at)}"
+        return Change(path, Effect.WIPES, message, "local disks and jobs of its nodes", "keep starts_at as it is")
+    if was_ahead:
+        message = "the group is filled at once; where the block has not begun, each launch fails until it does"
+        return Change(path, Effect.IN_PLACE, message)
+    return Change(path, Effect.IN_PLACE, "the start has passed, and the group stays as it is")
+
+
+def _is_ahead(moment: datetime | None, now: datetime | None) -> bool:
+    return moment is not None and (now is None or moment > now)
 
 
 def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
@@ -319,7 +343,7 @@ def _boot(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(key, Effect.NEW_NODES, "running machines keep what they had", "", fix)
 
 
-def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+def _other_changes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield every other key that differs."""
     for path, a, b in _leaves(old, new):
         if not any(path == key or path.startswith(f"{key}.") for key in _COVERED):
@@ -363,21 +387,20 @@ _EFFECTS = {
     "network.existing.zone_subnet_ids": Effect.REPLACES_NODES,
     "buckets.kms_key": Effect.NEW_NODES,
 }
-_LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
+_COMPARERS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     _identity,
     _place,
     _security_groups,
     file_system,
     associations,
     home,
-    _groups,
     _accounting,
     _kubernetes,
     objects,
     _roles,
     _tuning,
     _boot,
-    _rest,
+    _other_changes,
 )
 
 

@@ -100,7 +100,7 @@ def associations(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             lost = "changes that were not exported yet"
             yield Change(here, Effect.REPLACES_ASSOCIATION, message, lost, "wait until exports are done")
         elif one != other:
-            yield Change(here, Effect.IN_PLACE, "events or chunk size change for new files")
+            yield Change(here, Effect.IN_PLACE, "events, chunk size or the bucket's key change, for new files")
     for path in (path for path in after if path not in before):
         yield Change(f"storage.lustre.associations ({path})", Effect.IN_PLACE, "is added; FSx makes one at a time")
 

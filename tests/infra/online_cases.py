@@ -12,7 +12,22 @@ from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.node_policy import node_statements
 from infra.plan.nodes.eks import addons
 from tests.infra.edits import place, spec_of
-from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, NODE_ROLE, NOW, PROFILE, SLURM, SPOT
+from tests.infra.mistakes import (
+    BLOCK,
+    BOUNDARY,
+    EKS,
+    FURTHER,
+    KEY,
+    LINKS,
+    NODE_ROLE,
+    NOW,
+    OTHERS,
+    PROFILE,
+    PROXY,
+    SLURM,
+    SPOT,
+    TWO_TYPES,
+)
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -40,14 +55,15 @@ Answer = tuple[str, str, dict[str, Any] | str]
 """Service, method, and what it answers; text is an error's code."""
 
 
-def offered(*zones: str) -> Answer:
-    kind = {"InstanceType": "g6e.48xlarge", "LocationType": "availability-zone-id"}
+def offered(*zones: str, type_: str = "g6e.48xlarge") -> Answer:
+    kind = {"InstanceType": type_, "LocationType": "availability-zone-id"}
     found = [{**kind, "Location": zone} for zone in zones]
     return "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": found}
 
 
-def quota(name: str, value: float) -> Answer:
-    return "service-quotas", "list_service_quotas", {"Quotas": [{"QuotaName": name, "Value": value}]}
+def quota(name: str, value: float, **more: float) -> Answer:
+    found = [{"QuotaName": key, "Value": most} for key, most in {name: value, **more}.items()]
+    return "service-quotas", "list_service_quotas", {"Quotas": found}
 
 
 def reservation(**keys: Any) -> Answer:
@@ -89,8 +105,8 @@ def plan(part: dict[str, Any] | None = None, **keys: Any) -> Answer:
     return "sagemaker", "describe_training_plan", found
 
 
-def prices(*usd: str) -> Answer:
-    found = [{"InstanceType": "g6e.48xlarge", "SpotPrice": one, "Timestamp": NOW} for one in usd]
+def prices(*usd: str, type_: str = "g6e.48xlarge") -> Answer:
+    found = [{"InstanceType": type_, "SpotPrice": one, "Timestamp": NOW} for one in usd]
     return "ec2", "describe_spot_price_history", {"SpotPriceHistory": found}
 
 
@@ -124,6 +140,11 @@ def attribute(name: str, value: bool) -> Answer:
 def routes(*found: dict[str, str]) -> Answer:
     table = {"Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
     return "ec2", "describe_route_tables", {"RouteTables": [table]}
+
+
+def endpoint(kind: str = "", private_dns: bool = False) -> Answer:
+    found = [{"VpcEndpointType": kind, "PrivateDnsEnabled": private_dns}] if kind else []
+    return "ec2", "describe_vpc_endpoints", {"VpcEndpoints": found}
 
 
 def file_system(**keys: Any) -> Answer:
@@ -166,8 +187,26 @@ def entries(*cidrs: str) -> Answer:
     return "ec2", "get_managed_prefix_list_entries", {"Entries": [{"Cidr": cidr} for cidr in cidrs]}
 
 
+def prefix_lists(*max_entries: int) -> Answer:
+    """Lists that may hold so many entries; 0: one of AWS's own."""
+    names = [f"pl-0123456{number}" for number in range(len(max_entries))]
+    found = [
+        {"PrefixListId": name, **({"MaxEntries": most} if most else {})}
+        for name, most in zip(names, max_entries, strict=True)
+    ]
+    return "ec2", "describe_managed_prefix_lists", {"PrefixLists": found}
+
+
 def bucket(region: str) -> Answer:
     return "s3", "head_bucket", {"BucketRegion": region, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": {}}}
+
+
+def encrypted(key: str | None = None) -> Answer:
+    by_default: dict[str, str] = (
+        {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key} if key else {"SSEAlgorithm": "AES256"}
+    )
+    rules = [{"ApplyServerSideEncryptionByDefault": by_default}]
+    return "s3", "get_bucket_encryption", {"ServerSideEncryptionConfiguration": {"Rules": rules}}
 
 
 def no_bucket(status: str) -> Answer:
@@ -222,9 +261,19 @@ def profile(*roles: str) -> Answer:
     return "iam", "get_instance_profile", {"InstanceProfile": {**found, "CreateDate": NOW, "Roles": held}}
 
 
-def simulated(decision: str) -> Answer:
+def simulated(decision: str, method: str = "simulate_principal_policy") -> Answer:
     results = [{"EvalActionName": "s3:GetObject", "EvalResourceName": "*", "EvalDecision": decision}]
-    return "iam", "simulate_principal_policy", {"EvaluationResults": results, "IsTruncated": False}
+    return "iam", method, {"EvaluationResults": results, "IsTruncated": False}
+
+
+def within_boundary(*decisions: str) -> list[Answer]:
+    """The boundary's document, and what comes of each statement of the nodes' role within it."""
+    version = {"PolicyVersion": {"Document": json.dumps({"Version": "2012-10-17", "Statement": []})}}
+    return [
+        ("iam", "get_policy", {"Policy": {"PolicyName": "boundary", "DefaultVersionId": "v3"}}),
+        ("iam", "get_policy_version", version),
+        *(simulated(decision, "simulate_custom_policy") for decision in decisions),
+    ]
 
 
 GIVEN_ROLE: dict[str, Any] = {"access.node_role": NODE_ROLE}
@@ -259,6 +308,8 @@ NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcde
 GATEWAY = {"DestinationPrefixListId": "pl-01234567", "GatewayId": "vpce-01234567"}
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-01234567"}
 G_SPOT = "All G and VT Spot Instance Requests"
+G_ON_DEMAND = "Running On-Demand G and VT instances"
+WITH_BASE: dict[str, Any] = {**TWO_TYPES, "groups.0.capacity.on_demand_base": 2}
 RESERVATION_KEY = "groups.0.capacity.reservation"
 PLAN_KEY = "groups.2.capacity.training_plan"
 MODE = "groups.0.capacity.mode"
@@ -274,6 +325,11 @@ NO_GROUP = ("ec2", "describe_security_groups", "InvalidGroup.NotFound")
 NO_REPOSITORY = ("ecr", "describe_repositories", "RepositoryNotFoundException")
 MORE_GROUPS: dict[str, Any] = {**EXISTING, FURTHER: [GROUP]}
 FROM_LIST: dict[str, Any] = {"network.allow_from": ["10.0.0.0/8", "pl-01234567"]}
+FROM_LISTS: dict[str, Any] = {"network.allow_from": ["10.0.0.0/8", "pl-01234560", "pl-01234561"]}
+MANY_RANGES = [f"10.{number}.0.0/16" for number in range(60)]
+INBOUND_RULES = "Inbound or outbound rules per security group"
+PROXIED: dict[str, Any] = {**EXISTING, "network.proxy": PROXY}
+THEIRS: dict[str, Any] = {f"{LINKS}.1": {"path": "/theirs", "bucket": "theirs"}}
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
 NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
 STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
@@ -311,6 +367,13 @@ def logs_there(tags: dict[str, str]) -> list[Answer]:
     ]
 
 
+def second_page(*answers: Answer, token: str = "nextToken") -> list[Answer]:
+    """A first page that is empty before the first of the answers."""
+    service, method, last = answers[0]
+    assert isinstance(last, dict)
+    return [(service, method, {**{key: [] for key in last}, token: "2"}), *answers]
+
+
 def tagged_bucket(tags: dict[str, str]) -> list[Answer]:
     listed = {"TagSet": [{"Key": key, "Value": value} for key, value in tags.items()]}
     return [bucket("us-east-1"), ("s3", "get_bucket_tagging", listed)]
@@ -323,6 +386,13 @@ CASES = [
     Case("EC2-102", SPOT, [quota(G_SPOT, 1536)]),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1535)], "groups"),
     Case("EC2-102", SPOT, [quota("All P5 Spot Instance Requests", 9999)], "groups", "unknown"),
+    Case("EC2-101", SPOT, [offered("use1-az4", type_="g6.12xlarge")], f"{OTHERS}.0", edits=TWO_TYPES),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 384)], edits=TWO_TYPES),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 383)], "groups", edits=TWO_TYPES),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 288, **{G_ON_DEMAND: 96})], edits=WITH_BASE),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 384, **{G_ON_DEMAND: 95})], "groups", edits=WITH_BASE),
+    Case("EC2-103", SPOT, [dry_run("DryRunOperation"), dry_run("Unsupported")], f"{OTHERS}.0", edits=TWO_TYPES),
+    Case("CAP-106", SPOT, [prices("3.10", type_="g6.12xlarge")], f"{OTHERS}.0", "warning", edits=TWO_TYPES),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 2)]),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 1)], "groups"),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for training job usage", 9)], "groups", "unknown"),
@@ -389,6 +459,7 @@ CASES = [
     Case("CAP-106", SPOT, [prices("3.10", "9.40")], MODE, "warning"),
     Case("CAP-107", SPOT, [scores(use1_az4=9)]),
     Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=9)], MODE, "warning"),
+    Case("CAP-107", SPOT, second_page(scores(use1_az4=9), token="NextToken")),
     Case("NET-101", SPOT, [zone("use1-az4")]),
     Case("NET-101", SPOT, [zone("use1-az1")], "zone_id"),
     Case("NET-101", SPOT, [zone("use1-az4", State="impaired")], "zone_id"),
@@ -423,6 +494,14 @@ CASES = [
     Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
+    Case("NET-106", SPOT, second_page(routes(NAT, GATEWAY), token="NextToken"), edits=EXISTING),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(GATEWAY)], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint("Interface", False)], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint("Interface", True)], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits={**EXISTING, **CLOSED}),
     Case("NET-107", SPOT, [security_group()], edits=MORE_GROUPS),
     Case("NET-107", SPOT, [security_group(vpc="vpc-01234567")], f"{FURTHER}.0", edits=MORE_GROUPS),
     Case("NET-107", SPOT, [NO_GROUP], f"{FURTHER}.0", edits=MORE_GROUPS),
@@ -436,6 +515,12 @@ CASES = [
         "network.allow_from.1",
         edits=FROM_LIST,
     ),
+    Case("NET-110", SPOT, [prefix_lists(30, 20)], edits=FROM_LISTS),
+    Case("NET-110", SPOT, [prefix_lists(30, 60), quota(INBOUND_RULES, 60)], "network.allow_from", edits=FROM_LISTS),
+    Case("NET-110", SPOT, [prefix_lists(30, 60), quota(INBOUND_RULES, 200)], edits=FROM_LISTS),
+    Case("NET-110", SPOT, [prefix_lists(30, 0)], edits=FROM_LISTS),
+    Case("NET-110", SPOT, [quota("Rules", 1)], "network.allow_from", edits={"network.allow_from": MANY_RANGES}),
+    Case("NET-110", SPOT, []),
     Case("FSX-101", SPOT, [file_system(), subnet()], edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(Lifecycle="FAILED"), subnet()], FSX_ID, edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(lustre={"MountName": "abcd1234"}), subnet()], f"{FSX}.mount_name", edits=LUSTRE),
@@ -446,6 +531,13 @@ CASES = [
     Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1", **NODES}), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**NODES)), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups(GROUP)], edits=LUSTRE),
+    Case(
+        "FSX-102",
+        SPOT,
+        [security_group(*lnet(**PAIR)), subnet(), *second_page(cluster_groups(GROUP), token="NextToken")],
+        edits=LUSTRE,
+    ),
+    Case("FSX-102", SPOT, [security_group(*lnet(**NODES, **PAIR)), subnet()], edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups()], FSX_GROUP, edits=LUSTRE),
     Case(
         "FSX-102",
@@ -468,6 +560,11 @@ CASES = [
     Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits=MINE),
     Case("S3-101", SPOT, [no_bucket("404")], "buckets.data", edits=MINE),
     Case("S3-101", SPOT, [no_bucket("403")], "buckets.data", "unknown", edits=MINE),
+    Case("DRA-101", SPOT, [encrypted()], edits=THEIRS),
+    Case("DRA-101", SPOT, [("s3", "get_bucket_encryption", "NoSuchBucket")], edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted("arn:aws:kms:us-east-1:123456789012:alias/aws/s3")], edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted(KEY)], f"{LINKS}.1.kms_key", "warning", edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted(KEY)], edits={f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": KEY}}),
     Case("S3-102", SPOT, EMPTY),
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()]),
@@ -477,6 +574,7 @@ CASES = [
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[1:], *repository_there(FOREIGN)], "name", "warning"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[::2], *queue_there({})], "name", "warning"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], *logs_there(FOREIGN)], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], *second_page(*logs_there(FOREIGN))], "name", "warning"),
     Case(
         "CFG-101",
         SPOT,
@@ -490,6 +588,7 @@ CASES = [
     Case("EKS-101", EKS, [versions(v1_35="EXTENDED_SUPPORT")], "eks.version", "warning", edits=EXTENDED),
     Case("EKS-101", EKS, [versions(v1_35="UNSUPPORTED", v1_36="STANDARD_SUPPORT")], "eks.version"),
     Case("EKS-101", EKS, [versions(v1_36="STANDARD_SUPPORT")], "eks.version"),
+    Case("EKS-101", EKS, second_page(versions(v1_35="STANDARD_SUPPORT"))),
     Case("EC2-104", SPOT, [facts()]),
     Case("EC2-104", SPOT, [facts(efa=8)], TYPE, "warning"),
     Case("EC2-104", SPOT, [facts(cards=8)], TYPE, "warning"),
@@ -512,6 +611,17 @@ CASES = [
     Case("IAM-103", SPOT, [role("ec2"), NO_PROFILE], "access.instance_profile", edits=GIVEN),
     Case("IAM-103", SLURM, [role("sagemaker")], edits=GIVEN_ROLE),
     Case("IAM-103", SLURM, [("iam", "get_role", "NoSuchEntity")], "access.node_role", edits=GIVEN_ROLE),
+    Case("IAM-105", SPOT, within_boundary(*["allowed"] * STATEMENTS), edits=BOUNDED),
+    Case("IAM-105", SPOT, [("iam", "get_policy", "NoSuchEntity")], edits=BOUNDED),
+    Case("IAM-105", SPOT, within_boundary()[:2], edits={**BOUNDED, **GIVEN}),
+    Case(
+        "IAM-105",
+        SPOT,
+        within_boundary(*["allowed"] * (STATEMENTS - 1), "implicitDeny"),
+        "access.permissions_boundary",
+        "warning",
+        edits=BOUNDED,
+    ),
     Case("IAM-104", SPOT, [simulated("allowed")] * STATEMENTS, edits=GIVEN),
     Case(
         "IAM-104",

@@ -14,7 +14,7 @@ from infra.plan.storage.associations import (
     archived_over,
     associations,
     exports_over,
-    key_statement,
+    key_statements,
     nested,
     overlaps,
 )
@@ -137,13 +137,26 @@ def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
 
 def test_the_keys_policy_lets_fsx_at_the_linked_buckets_that_are_made_and_at_no_other() -> None:
     mine = {"buckets": {"kms_key": "alias/mine", "data": "team-data"}}
-    statement = key_statement(spec(link("/data"), link("/out", "checkpoints", "out"), link("/x", "other"), **mine), AWS)
-    assert statement is not None
+    linked = spec(link("/data"), link("/out", "checkpoints", "out"), link("/x", "other"), **mine)
+    statement = key_statements(linked, AWS)["buckets.kms_key"]
     condition = statement["Condition"]
     bucket = f"arn:aws:s3:::{CHECKPOINTS}"
     assert condition["StringLike"]["kms:EncryptionContext:aws:s3:arn"] == [bucket, f"{bucket}/*"]
     assert condition["StringEquals"]["kms:ViaService"] == "s3.us-east-2.amazonaws.com"
     assert condition["ArnLike"]["aws:PrincipalArn"].endswith("AWSServiceRoleForFSxS3Access_fs-*")
-    assert key_statement(spec(link("/data"), **mine), AWS) is None
-    assert key_statement(spec(link("/data")), AWS) is None
-    assert key_statement(spec(link("/data"), buckets={"kms_key": "alias/aws/s3"}), AWS) is None
+    assert key_statements(spec(link("/data"), **mine), AWS) == {}
+    assert key_statements(spec(link("/data")), AWS) == {}
+    assert key_statements(spec(link("/data"), buckets={"kms_key": "alias/aws/s3"}), AWS) == {}
+
+
+def test_keys_of_foreign_buckets_have_a_statement_each() -> None:
+    first, second = (f"arn:aws:kms:us-east-2:210987654321:key/{letter * 32}" for letter in "ab")
+    links = [link(f"/{name}", name, kms_key=key) for name, key in (("a", first), ("b", second), ("c", second))]
+    found = {
+        path: statement["Condition"]["StringLike"]["kms:EncryptionContext:aws:s3:arn"]
+        for path, statement in key_statements(spec(link("/data"), *links), AWS).items()
+    }
+    assert found == {
+        "storage.lustre.associations.1.kms_key": ["arn:aws:s3:::a", "arn:aws:s3:::a/*"],
+        "storage.lustre.associations.2.kms_key": [f"arn:aws:s3:::{end}" for end in ("b", "b/*", "c", "c/*")],
+    }

@@ -359,9 +359,24 @@ def test_deployer_may_look_into_a_linked_bucket() -> None:
     assert (written["Action"], written["Resource"]) == (["s3:PutObject"], ["arn:aws:s3:::their-data/v1/*"])
 
 
+def test_deployer_may_use_the_key_of_a_linked_bucket() -> None:
+    key = "arn:aws:kms:us-east-2:210987654321:key/01234567-89ab-cdef-0123-456789abcdef"
+    link = {"path": "/corpus", "bucket": "their-data", "kms_key": key}
+    spec = spec_of("ec2", storage={"lustre": {"throughput_gb_s": 1.0, "associations": [link]}})
+    policy = {item["Sid"]: item for item in deployer_policy(spec, AWS)["Statement"]}
+    assert policy["LinkedKey0"]["Resource"] == [key]
+
+
 def test_the_deployer_may_use_the_keys_that_are_named() -> None:
     lustre = {"throughput_gb_s": 1.2, "kms_key": "1234abcd"}
     spec = spec_of(buckets={"kms_key": "alias/data"}, storage={"lustre": lustre})
     found = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
     assert found["LustreKey"]["Resource"] == ["arn:aws:kms:us-east-2:123456789012:key/1234abcd"]
     assert found["BucketKey"]["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": "alias/data"}}
+
+
+def test_deployer_launches_into_a_reservation_of_another_account() -> None:
+    group = {**TRAIN, "capacity": {"mode": "reservation", "reservation": "cr-0123456789abcdef0"}}
+    policy = {item["Sid"]: item for item in deployer_policy(spec_of("ec2", groups=[group]), AWS)["Statement"]}
+    shared = "arn:aws:ec2:us-east-2:*:capacity-reservation/cr-0123456789abcdef0"
+    assert shared in policy["Launch"]["Resource"]

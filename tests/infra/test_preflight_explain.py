@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from infra.preflight import commands, stackfile
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
 from lustrain import deployed
-from tests.infra.edits import GONE, STACKS, config, spec_of
+from tests.infra.edits import GONE, STACKS, config, edited, spec_of
 from tests.infra.mistakes import (
     BLOCK,
     DATABASE,
@@ -84,6 +85,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SLURM, {"groups.2.volume_kms_key": "arn:key"}, Effect.IMPOSSIBLE, "groups (train).volume_kms_key"),
     (SPOT, {"groups.0.volume_kms_key": "arn:key"}, Effect.NEW_NODES, "groups (train).volume_kms_key"),
     (SPOT, {"groups.0.efa": False}, Effect.NEW_NODES, "groups (train).efa"),
+    (SPOT, {"groups.0.other_types": ["g6e.24xlarge"]}, Effect.NEW_NODES, "groups (train).other_types"),
     (BLOCK, {"groups.0.efa": False, "storage.lustre.efa": GONE}, Effect.REPLACES_FILE_SYSTEM, "storage.lustre.efa"),
     (SPOT, {"groups.0.placement": "none"}, Effect.NEW_NODES, "groups (train).placement"),
     (SPOT, {"groups.0.placement": "none"}, Effect.IMPOSSIBLE, "groups (train)"),
@@ -208,6 +210,38 @@ def test_what_is_added_is_told_in_the_order_of_the_config() -> None:
 def test_the_end_of_a_block_moves_its_schedule_in_place() -> None:
     (found,) = changes(BLOCK, {"groups.0.capacity.ends_at": "2027-03-01T00:00:00Z"})
     assert "schedule that empties the group follows in place" in found.line()
+
+
+STARTS = "groups.0.capacity.starts_at"
+EARLY, LATE = "2027-01-14T11:30:00Z", "2027-01-16T11:30:00Z"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "today", "effect", "words"),
+    [
+        (EARLY, LATE, "2027-01-13", Effect.IN_PLACE, "empty until that time"),
+        (EARLY, LATE, "2027-01-15", Effect.WIPES, "is emptied until"),
+        (EARLY, GONE, "2027-01-13", Effect.IN_PLACE, "filled at once"),
+        (EARLY, GONE, "2027-01-15", Effect.IN_PLACE, "stays as it is"),
+    ],
+)
+def test_start_of_a_block_is_compared_with_the_day(
+    before: str, after: Any, today: str, effect: Effect, words: str
+) -> None:
+    old = spec_of(BLOCK, {STARTS: before})
+    new = spec_of(BLOCK, {} if after is GONE else {STARTS: after})
+    (change,) = explain(old, new, datetime.fromisoformat(f"{today}T12:00:00+00:00"))
+    assert (change.effect, change.path) == (effect, "groups (train).capacity")
+    assert words in change.message
+
+
+def test_change_of_a_stack_is_judged_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = {"spec": edited(BLOCK, {STARTS: EARLY})}
+    monkeypatch.setenv("LUSTRAIN_NOW", "2027-01-15T00:00:00Z")
+    monkeypatch.setattr(deployed, "outputs", lambda *_: outputs)
+    after = stackfile.Stack(BLOCK, "us-east-2", spec_of(BLOCK, {STARTS: LATE}))
+    monkeypatch.setattr(stackfile, "read", lambda _: after)
+    assert [change.effect for change in commands.changes(BLOCK, None)] == [Effect.WIPES]
 
 
 def test_the_worst_comes_first() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -27,7 +29,7 @@ from infra.preflight.rule import Context
 from lustrain.problem import UserError
 from tests.infra.edits import place, spec_of
 from tests.infra.mistakes import EKS, NOW, SLURM, SPOT
-from tests.infra.online_cases import BUCKETS, CASES, CONTROL, IMAGE, LUSTRE, Answer, Case
+from tests.infra.online_cases import BOUNDED, BUCKETS, CASES, CONTROL, IMAGE, LUSTRE, Answer, Case, within_boundary
 
 
 def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
@@ -174,6 +176,27 @@ def test_spot_prices_are_those_of_the_last_days_whatever_day_the_rules_are_asked
     later = Context.at(spec_of(SPOT, {}), place(SPOT), datetime.now(UTC) + timedelta(days=365))
     list(ONLINE["CAP-106"].check(later, Aws("us-east-1", lambda _: ec2)))
     assert ec2.asked["StartTime"] < datetime.now(UTC)
+
+
+def test_boundary_is_simulated_with_the_roles_own_policy() -> None:
+    asked: dict[str, Any] = {}
+    real = aws_that_says(within_boundary()).iam
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def get_paginator(self, name: str) -> Any:
+            def paginate(**request: Any) -> list[Any]:
+                asked.setdefault(name, request)
+                return []
+
+            return SimpleNamespace(paginate=paginate)
+
+    ask(ONLINE["IAM-105"], context(SPOT, BOUNDED), Aws("us-east-1", lambda _: Recorder()))
+    request = asked["simulate_custom_policy"]
+    assert json.loads(request["PermissionsBoundaryPolicyInputList"][0])["Statement"] == []
+    assert request["ActionNames"] == json.loads(request["PolicyInputList"][0])["Statement"][0]["Action"]
 
 
 def test_missing_permission_names_the_permission() -> None:

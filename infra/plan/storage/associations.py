@@ -6,7 +6,7 @@ FSx takes eight of them, works on one at a time, and lets neither side of two as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from infra.config import ClusterSpec, DraEvent
 from infra.plan.documents import Statement, allow
 from infra.plan.place import Place, bucket_names
-from infra.plan.storage.buckets import Rule, buckets
+from infra.plan.storage.buckets import Rule, buckets, made_buckets
 
 Side = Literal["path", "prefix"]
 
@@ -34,6 +34,8 @@ class AssociationPlan:
     import_events: tuple[DraEvent, ...]
     export_events: tuple[DraEvent, ...]
     chunk_mib: int
+    kms_key: str | None = None
+    """Of a bucket that the stack does not make."""
 
     @property
     def batch_import(self) -> bool:
@@ -77,6 +79,7 @@ def associations(spec: ClusterSpec, place: Place) -> tuple[AssociationPlan, ...]
             import_events=wanted.import_events,
             export_events=wanted.export_events,
             chunk_mib=wanted.chunk_mib,
+            kms_key=wanted.kms_key,
         )
         for wanted in lustre.associations
     )
@@ -123,18 +126,37 @@ def archived_over(spec: ClusterSpec, place: Place) -> tuple[tuple[AssociationPla
     )
 
 
-def key_statement(spec: ClusterSpec, place: Place) -> Statement | None:
-    """Return what the policy of `buckets.kms_key` must hold for FSx to read and write buckets of ours that are linked;
-    None where no such bucket is encrypted with a key whose policy can be changed.
+def key_statements(spec: ClusterSpec, place: Place) -> dict[str, Statement]:
+    """Return what the policy of each key of linked buckets must hold for FSx to read and write them, by the key of the
+    config that names it: buckets that the stack makes have `buckets.kms_key`, others what their association names.
+
+    The policy of AWS's own key of S3 cannot be changed, and need not be.
+    """
+    made = made_buckets(spec, place)
+    linked: dict[str, tuple[str, list[str]]] = {}
+    for index, plan in enumerate(associations(spec, place)):
+        path, key = association_key(index, "kms_key"), plan.kms_key
+        if plan.bucket in made:
+            path, key = "buckets.kms_key", spec.buckets.kms_key
+        if key and not key.endswith(S3_OWN_KEY):
+            linked.setdefault(key, (path, []))[1].append(plan.bucket)
+    return {path: _for_fsx(place, dict.fromkeys(names)) for path, names in linked.values()}
+
+
+S3_OWN_KEY = "alias/aws/s3"
+
+
+def association_key(index: int, key: str) -> str:
+    """Return the path of a key of an association in the config."""
+    return f"storage.lustre.associations.{index}.{key}"
+
+
+def _for_fsx(place: Place, linked: Iterable[str]) -> Statement:
+    """Return the statement of a key's policy that lets FSx at these buckets.
 
     FSx comes with a role of its own for each file system, whose id is not known yet. With S3 bucket keys the context is the
     bucket, without it the object (https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html).
     """
-    key = spec.buckets.kms_key
-    made = {bucket.name for bucket in buckets(spec, place) if not bucket.existing}
-    linked = dict.fromkeys(plan.bucket for plan in associations(spec, place) if plan.bucket in made)
-    if key is None or key.endswith("alias/aws/s3") or not linked:
-        return None
     role = "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
     context = [place.bucket_arn(bucket, path) for bucket in linked for path in ("", "*")]
     condition: dict[str, dict[str, Any]] = {

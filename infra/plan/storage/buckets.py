@@ -102,6 +102,11 @@ def violations(spec: ClusterSpec, place: Place) -> tuple[Problem, ...]:
     )
 
 
+def made_buckets(spec: ClusterSpec, place: Place) -> frozenset[str]:
+    """Return the names of the buckets that the stack makes."""
+    return frozenset(bucket.name for bucket in buckets(spec, place) if not bucket.existing)
+
+
 def _bucket(spec: ClusterSpec, place: Place, key: BucketKey, name: str, rules: tuple[Rule, ...]) -> BucketPlan:
     existing = getattr(spec.buckets, key) is not None
     whole = [place.bucket_arn(name), place.bucket_arn(name, "*")]

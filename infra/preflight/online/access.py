@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.documents import Statement
+from infra.plan.documents import Document
 from infra.plan.nodes.eks import addons
-from infra.plan.roles import node_role, services
+from infra.plan.roles import flow_log_role, node_role, services
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, listed
 
@@ -29,8 +30,8 @@ RULES = Family()
 def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if spec.backend != "hyperpod-eks":
         return
-    answer = aws.eks.describe_cluster_versions(includeAll=True)
-    versions = {item.get("clusterVersion"): item for item in answer["clusterVersions"]}
+    pages = aws.eks.get_paginator("describe_cluster_versions").paginate(includeAll=True)
+    versions = {item.get("clusterVersion"): item for page in pages for item in page["clusterVersions"]}
     there = versions.get(spec.eks.version)
     status = there.get("versionStatus") if there else None
     if there is None or status == "UNSUPPORTED":
@@ -121,22 +122,68 @@ def role_allows(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     plan = node_role(spec, context.place)
     if plan.existing is None or plan.policy is None:
         return
-    statements = plan.policy["Statement"]
-    missing = [statement["Sid"] for statement in statements if _denied(aws, plan.existing, statement)]
-    if missing:
+    simulate = partial(
+        aws.iam.get_paginator("simulate_principal_policy").paginate,
+        PolicySourceArn=plan.existing,
+    )
+    if missing := _denied(aws, plan.policy, simulate):
         message = f"does not allow all of the statements {listed(missing)}"
         yield finding("access.node_role", message, "add them; `fab node-policy` prints what the role needs")
 
 
-def _denied(aws: Aws, role: str, statement: Statement) -> bool:
-    """Whether the role lacks a right of the statement, in the circumstances that its conditions name."""
-    pages = aws.iam.get_paginator("simulate_principal_policy").paginate(
-        PolicySourceArn=role,
-        ActionNames=statement["Action"],
-        ResourceArns=statement["Resource"],
-        ContextEntries=list(_circumstances(statement.get("Condition", {}))),
-    )
-    return any(item["EvalDecision"] != "allowed" for page in pages for item in page["EvaluationResults"])
+@RULES.add(
+    "IAM-105",
+    "The permissions boundary lets the roles that the stack makes do their work, as far as IAM's simulator can tell.",
+    "https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulateCustomPolicy.html",
+    level="warning",
+    permission="iam:GetPolicy, iam:GetPolicyVersion and iam:SimulateCustomPolicy",
+)
+def boundary_allows(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    """Try each role's own policy within the boundary; AWS's policies that a role has as well are not tried."""
+    arn = spec.access.permissions_boundary
+    boundary = _policy_text(aws, arn) if arn else None
+    if boundary is None:
+        return  # IAM-102 reports a policy that does not exist.
+    flow_logs = [flow_log_role(spec, context.place)] if spec.network.flow_logs else []
+    for role in [*context.plan.roles, *flow_logs]:
+        if role.existing is not None or role.policy is None:
+            continue
+        simulate = partial(
+            aws.iam.get_paginator("simulate_custom_policy").paginate,
+            PolicyInputList=[json.dumps(role.policy)],
+            PermissionsBoundaryPolicyInputList=[boundary],
+        )
+        if missing := _denied(aws, role.policy, simulate):
+            message = f"denies role {role.key} all or some of the statements {listed(missing)}"
+            yield finding("access.permissions_boundary", message, "allow them in the boundary, or name another one")
+
+
+def _policy_text(aws: Aws, arn: str) -> str | None:
+    """Return the document of a managed policy; None where it does not exist."""
+    answer = answered("NoSuchEntity", aws.iam.get_policy, PolicyArn=arn)
+    if answer is None:
+        return None
+    version = aws.iam.get_policy_version(PolicyArn=arn, VersionId=answer["Policy"]["DefaultVersionId"])
+    return json.dumps(version["PolicyVersion"]["Document"])
+
+
+def _denied(aws: Aws, policy: Document, simulate: Callable[..., Iterable[Any]]) -> list[str]:
+    """Return the Sids of the statements of which a right is denied, in the circumstances that their conditions name."""
+    region: ContextEntryTypeDef = {
+        "ContextKeyName": "aws:RequestedRegion",
+        "ContextKeyValues": [aws.region],
+        "ContextKeyType": "string",
+    }
+    denied: list[str] = []
+    for statement in policy["Statement"]:
+        pages = simulate(
+            ActionNames=statement["Action"],
+            ResourceArns=statement["Resource"],
+            ContextEntries=[region, *_circumstances(statement.get("Condition", {}))],
+        )
+        if any(item["EvalDecision"] != "allowed" for page in pages for item in page["EvaluationResults"]):
+            denied.append(statement["Sid"])
+    return denied
 
 
 def _circumstances(condition: Mapping[str, Mapping[str, Any]]) -> Iterator[ContextEntryTypeDef]:

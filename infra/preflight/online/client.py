@@ -120,6 +120,16 @@ def answered(
         return None
 
 
+def quotas_of(aws: Aws, service: str) -> Mapping[str, float]:
+    """Return the account's quotas of a service by their names."""
+
+    def ask() -> dict[str, float]:
+        pages = aws.quotas.get_paginator("list_service_quotas").paginate(ServiceCode=service)
+        return {quota["QuotaName"]: quota["Value"] for page in pages for quota in page["Quotas"]}
+
+    return aws.once(("quotas", service), ask)  # type: ignore[no-any-return]
+
+
 def unknown(path: str, why: str, fix: str) -> Problem:
     """Return the finding of a rule that could not look."""
     why = without_page(why)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from infra.config import ClusterSpec
 from infra.finding import finding
@@ -55,7 +56,7 @@ def _foreign_bucket(spec: ClusterSpec, aws: Aws, name: str) -> bool:
     if answered(ABSENT, aws.s3.head_bucket, Bucket=name) is None:
         return False
     answer = answered("NoSuchTagSet", aws.s3.get_bucket_tagging, Bucket=name)
-    return not _ours(spec, {item["Key"]: item["Value"] for item in answer["TagSet"]} if answer else {})
+    return not _ours(spec, _by_key(answer["TagSet"] if answer else ()))
 
 
 def _foreign_repository(spec: ClusterSpec, aws: Aws, name: str) -> bool:
@@ -63,8 +64,7 @@ def _foreign_repository(spec: ClusterSpec, aws: Aws, name: str) -> bool:
     if answer is None:
         return False
     arn = answer["repositories"][0]["repositoryArn"]
-    tags = aws.ecr.list_tags_for_resource(resourceArn=arn)["tags"]
-    return not _ours(spec, {item["Key"]: item["Value"] for item in tags})
+    return not _ours(spec, _by_key(aws.ecr.list_tags_for_resource(resourceArn=arn)["tags"]))
 
 
 def _foreign_queue_and_logs(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
@@ -73,9 +73,15 @@ def _foreign_queue_and_logs(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
     if answer and not _ours(spec, aws.sqs.list_queue_tags(QueueUrl=answer["QueueUrl"]).get("Tags", {})):
         yield f"queue {queue}"
     prefix = f"/lustrain/{spec.name}/"
-    for group in aws.logs.describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]:
+    pages = aws.logs.get_paginator("describe_log_groups").paginate(logGroupNamePrefix=prefix)
+    for group in (group for page in pages for group in page["logGroups"]):
         if not _ours(spec, aws.logs.list_tags_for_resource(resourceArn=group["logGroupArn"])["tags"]):
             yield f"log group {group['logGroupName']}"
+
+
+def _by_key(tags: Iterable[Any]) -> dict[str, str]:
+    """Return S3's and ECR's list of tags as other services give it."""
+    return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def _ours(spec: ClusterSpec, tags: Mapping[str, str]) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, ExistingNetwork
 from infra.finding import finding
 from infra.plan.network.endpoints import endpoints
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.online.client import Aws, answered
+from infra.preflight.online.client import Aws, answered, quotas_of
 from infra.preflight.rule import Context, Family, Problems, known_groups, listed
 from infra.preflight.rules.network import named_zones
 
@@ -127,28 +128,54 @@ def dns(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "NET-106",
-    "Nodes in an existing subnet have a way out, and one to S3 that is not the NAT gateway.",
+    "Nodes in an existing subnet have a way out, or a proxy, and one to S3 that is neither the proxy nor the NAT gateway.",
     "https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html",
     level="warning",
-    permission="ec2:DescribeRouteTables",
+    permission="ec2:DescribeRouteTables and ec2:DescribeVpcEndpoints",
 )
 def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     existing = spec.network.existing
     if existing is None:
         return
-    tables = aws.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [existing.vpc_id]}])["RouteTables"]
-    own = [item for item in tables if _serves(item, existing.compute_subnet_id)]
-    chosen = own or [entry for entry in tables if any(link.get("Main") for link in entry.get("Associations", []))]
-    routes = [route for table in chosen for route in table.get("Routes", [])]
+    routes = _routes(aws, existing)
     default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
-    if not default and not spec.network.closed:
-        yield finding(COMPUTE, "has no default route", "add one to a NAT gateway, or set closed: true")
     if any(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
         message = "leads to an internet gateway: nodes without public addresses get no answer"
         yield finding(COMPUTE, message, "take a private subnet with NAT or endpoints", level="error")
-    if not any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
-        message = "has no gateway endpoint to S3: checkpoints and data pay NAT's price per GB"
-        yield finding(COMPUTE, message, "add a gateway endpoint for S3 to its route table")
+    has_other_way = spec.network.proxy is not None or spec.network.closed
+    if not default and not has_other_way:
+        yield finding(COMPUTE, "has no default route", "add one to a NAT gateway, or set closed: true")
+    if any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
+        return
+    if default or not has_other_way:
+        past = ", past the proxy," if spec.network.proxy else ""
+        message = f"has no gateway endpoint to S3: checkpoints and data{past} pay NAT's price per GB"
+        yield finding(COMPUTE, message, ADD_GATEWAY)
+    elif not _has_interface_to_s3(aws, existing.vpc_id):
+        message = "has no way to S3, which nodes reach directly, not through a proxy: their boot fails"
+        yield finding(COMPUTE, message, ADD_GATEWAY, level="error")
+
+
+ADD_GATEWAY = "add a gateway endpoint for S3 to its route table"
+
+
+def _routes(aws: Aws, existing: ExistingNetwork) -> list[Any]:
+    """Return the routes of the compute subnet; one without a table of its own has the VPC's main one."""
+    filters: Any = [{"Name": "vpc-id", "Values": [existing.vpc_id]}]
+    pages = aws.ec2.get_paginator("describe_route_tables").paginate(Filters=filters)
+    tables: list[Any] = [table for page in pages for table in page["RouteTables"]]
+    own = [table for table in tables if _serves(table, existing.compute_subnet_id)]
+    main = [table for table in tables if any(link.get("Main") for link in table.get("Associations", []))]
+    return [route for table in own or main for route in table.get("Routes", [])]
+
+
+def _has_interface_to_s3(aws: Aws, vpc: str) -> bool:
+    """Return whether an interface endpoint answers to S3's own name in the VPC."""
+    service = f"com.amazonaws.{aws.region}.s3"
+    filters: Any = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "service-name", "Values": [service]}]
+    pages = aws.ec2.get_paginator("describe_vpc_endpoints").paginate(Filters=filters)
+    found = [item for page in pages for item in page["VpcEndpoints"]]
+    return any(item.get("VpcEndpointType") == "Interface" and item.get("PrivateDnsEnabled") for item in found)
 
 
 @RULES.add(
@@ -191,6 +218,39 @@ def prefix_lists(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 def _entries(aws: Aws, prefix_list: str) -> list[str]:
     pages = aws.ec2.get_paginator("get_managed_prefix_list_entries").paginate(PrefixListId=prefix_list)
     return [entry["Cidr"] for page in pages for entry in page["Entries"]]
+
+
+@RULES.add(
+    "NET-110",
+    "The rules that let SSH in fit into the cluster's security group; a prefix list counts with all that it may ever hold.",
+    "https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups",
+    permission="ec2:DescribeManagedPrefixLists and servicequotas:ListServiceQuotas",
+)
+def inbound_rules(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    peers = [rule.peer for rule in context.plan.security if (rule.group, rule.direction) == ("cluster", "ingress")]
+    lists = sorted({peer.value for peer in peers if peer.kind == "prefix-list-id"})
+    largest = _max_entries(aws, lists) if lists else {}
+    needed = sum(largest.get(peer.value, 1) for peer in peers)
+    if needed <= INBOUND_RULES:
+        return
+    quota = quotas_of(aws, "vpc").get(INBOUND_QUOTA, INBOUND_RULES)
+    if needed > quota:
+        message = f"come to {needed} inbound rules of one security group, but the quota `{INBOUND_QUOTA}` is {quota:g}"
+        fix = f"lower the lists' maximum of entries, name fewer, or ask for {needed} in Service Quotas, {aws.region}"
+        yield finding("network.allow_from", message, fix)
+
+
+INBOUND_QUOTA, INBOUND_RULES = "Inbound or outbound rules per security group", 60
+"""Name and default of VPC's quota (source of NET-110)."""
+
+
+def _max_entries(aws: Aws, prefix_lists: Sequence[str]) -> Mapping[str, int]:
+    """Return how many entries each list may hold. AWS's own lists have a weight that no API tells: 1 is counted
+    (https://docs.aws.amazon.com/vpc/latest/userguide/working-with-aws-managed-prefix-lists.html). Lists that do not exist are
+    NET-108's."""
+    filters: Any = [{"Name": "prefix-list-id", "Values": prefix_lists}]
+    pages = aws.ec2.get_paginator("describe_managed_prefix_lists").paginate(Filters=filters)
+    return {item["PrefixListId"]: item.get("MaxEntries", 1) for page in pages for item in page["PrefixLists"]}
 
 
 @RULES.add(

@@ -1,4 +1,4 @@
-"""FSX, S3, ECR 1xx: existing file systems, buckets and repositories."""
+"""FSX, DRA, S3, ECR 1xx: existing file systems, buckets and repositories."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
 from infra.plan.place import COST_TAG, host
+from infra.plan.storage.associations import S3_OWN_KEY, association_key
+from infra.plan.storage.buckets import made_buckets
 from infra.preflight.online.client import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
@@ -95,22 +97,16 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 def _closed_ports(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> Problems:
     """Report ports at which no rule admits the nodes, by an address range that holds their subnet or by the cluster's own
     group, which exists after `pulumi up`."""
-    path, subnets, ours = (
-        f"{HERE}.security_group_id",
-        tuple(_node_subnets(spec, aws)),
-        _cluster_groups(spec, aws, rules),
-    )
-    opening = {port: [rule for rule in rules if _opens(rule, port)] for port in PORTS}
-    closed = [
-        port
-        for port, found in opening.items()
-        if not all(any(_admits(rule, subnet, ours) for rule in found) for subnet in subnets)
-    ]
+    path, subnets = f"{HERE}.security_group_id", tuple(_node_subnets(spec, aws))
+    by_port = {port: [rule for rule in rules if _opens(rule, port)] for port in PORTS}
+    closed = {port: opening for port, opening in by_port.items() if not _ranges_hold(opening, subnets)}
+    if closed:
+        ours = _cluster_groups(spec, aws, rules)
+        closed = {port: opening for port, opening in closed.items() if not _groups_of(opening) & ours}
     if not closed:
         return
-    prefix_lists = sorted(
-        {item["PrefixListId"] for port in closed for rule in opening[port] for item in rule.get("PrefixListIds", [])}
-    )
+    listing = [item for opening in closed.values() for rule in opening for item in rule.get("PrefixListIds", [])]
+    prefix_lists = sorted({item["PrefixListId"] for item in listing})
     if prefix_lists:
         yield unknown(
             path, f"the entries of {', '.join(prefix_lists)}", f"see that they hold {', '.join(map(str, subnets))}"
@@ -134,13 +130,12 @@ def _node_subnets(spec: ClusterSpec, aws: Aws) -> Iterator[IPv4Network]:
 def _cluster_groups(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> frozenset[str]:
     """Return the nodes' groups that `rules` name: further ones of the spec, and those that this cluster made."""
     further = frozenset(spec.network.security_group_ids)
-    pairs = [pair for rule in rules for pair in rule.get("UserIdGroupPairs", [])]
-    others = sorted({pair["GroupId"] for pair in pairs if "GroupId" in pair} - further)
+    others = sorted(_groups_of(rules) - further)
     if not others:
         return further
     filters: Any = [{"Name": "group-id", "Values": others}, {"Name": f"tag:{COST_TAG}", "Values": [spec.name]}]
-    made = aws.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
-    return further | {group["GroupId"] for group in made}
+    pages = aws.ec2.get_paginator("describe_security_groups").paginate(Filters=filters)
+    return further | {group["GroupId"] for page in pages for group in page["SecurityGroups"]}
 
 
 def _opens(rule: Any, port: int) -> bool:
@@ -149,10 +144,17 @@ def _opens(rule: Any, port: int) -> bool:
     return rule.get("IpProtocol") == "tcp" and port in range(rule.get("FromPort", 0), rule.get("ToPort", 0) + 1)
 
 
-def _admits(rule: Any, nodes: IPv4Network, cluster_groups: frozenset[str]) -> bool:
-    if any(pair.get("GroupId") in cluster_groups for pair in rule.get("UserIdGroupPairs", [])):
-        return True
-    return any(nodes.subnet_of(IPv4Network(item["CidrIp"], strict=False)) for item in rule.get("IpRanges", []))
+def _groups_of(rules: Sequence[Any]) -> frozenset[str]:
+    """Return the ids of the groups from which the rules let traffic in."""
+    return frozenset(
+        pair["GroupId"] for rule in rules for pair in rule.get("UserIdGroupPairs", []) if "GroupId" in pair
+    )
+
+
+def _ranges_hold(rules: Sequence[Any], subnets: Sequence[IPv4Network]) -> bool:
+    """Return whether each subnet lies in an address range from which the rules let traffic in."""
+    ranges = [IPv4Network(item["CidrIp"], strict=False) for rule in rules for item in rule.get("IpRanges", [])]
+    return all(any(subnet.subnet_of(block) for block in ranges) for subnet in subnets)
 
 
 @RULES.add(
@@ -174,6 +176,34 @@ def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         elif region and region != aws.region:
             message = f"{name} is in {region}, the cluster in {aws.region}: FSx links no bucket of another region"
             yield finding(path, message, "use a bucket of the region")
+
+
+@RULES.add(
+    "DRA-101",
+    "A linked bucket that the stack does not make is under S3's own keys, or under the KMS key that its association names.",
+    f"{LUSTRE_GUIDE}/s3-server-side-encryption-support.html",
+    level="warning",
+    permission="s3:GetEncryptionConfiguration",
+)
+def key_of_linked_bucket(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    made = made_buckets(spec, context.place)
+    for index, plan in enumerate(context.plan.associations):
+        key = None if plan.bucket in made else _kms_key(aws, plan.bucket)
+        if key and key != plan.kms_key:
+            named = f", not {plan.kms_key}" if plan.kms_key else ""
+            message = f"{plan.bucket} is under {key}{named}: FSx reads it only if the policy of that key says so"
+            fix = f"set kms_key: {key}; rule DRA-010 then prints what its policy needs"
+            yield finding(association_key(index, "kms_key"), message, fix)
+
+
+def _kms_key(aws: Aws, bucket: str) -> str | None:
+    """Return the customer's key that a bucket is encrypted with by default; None with S3's own keys, and where there is no such
+    bucket, which S3-101 reports."""
+    absent = ("ServerSideEncryptionConfigurationNotFound", "NoSuchBucket")
+    answer = answered(absent, aws.s3.get_bucket_encryption, Bucket=bucket)
+    rules = answer["ServerSideEncryptionConfiguration"]["Rules"] if answer else []
+    keys = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", "") for rule in rules]
+    return next((key for key in keys if key and not key.endswith(S3_OWN_KEY)), None)
 
 
 @RULES.add(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.storage.associations import association_key
 from infra.preflight.rule import Context, Family, Problems, groups
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
@@ -34,6 +35,9 @@ def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
         yield "storage.lustre.kms_key", spec.storage.lustre.kms_key
     if spec.buckets.kms_key:
         yield "buckets.kms_key", spec.buckets.kms_key
+    for index, association in enumerate(spec.storage.lustre.associations if spec.storage.lustre else ()):
+        if association.kms_key:
+            yield association_key(index, "kms_key"), association.kms_key
     yield from _volume_keys(spec)
 
 
@@ -127,8 +131,12 @@ def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "ec2":
         return
     for path, group in groups(spec):
-        if key := group.volume_kms_key:
-            who = SPOT_ROLE if group.capacity.mode == "spot" else SCALING_ROLE
+        key, capacity = group.volume_kms_key, group.capacity
+        launching = {
+            SPOT_ROLE: capacity.mode == "spot",
+            SCALING_ROLE: capacity.mode != "spot" or capacity.on_demand_base,
+        }
+        for who in (role for role, launches in launching.items() if key and launches):
             role = context.place.arn("iam", f"role/aws-service-role/{who}", region="")
             message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
             made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"

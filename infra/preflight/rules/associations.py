@@ -7,17 +7,14 @@ import json
 from infra.catalog.fsx import API, LUSTRE_GUIDE, MOST_ASSOCIATIONS
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.storage.associations import archived_over, exports_over, key_statement, overlaps
+from infra.plan.storage.associations import archived_over, association_key, exports_over, key_statements, overlaps
+from infra.plan.storage.buckets import made_buckets
 from infra.preflight.rule import Context, Family, Problems
 
 CREATE = f"{API}/API_CreateDataRepositoryAssociation.html"
 LONGEST_KEY = 1024
 """Bytes of an S3 key (https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html)."""
 RULES = Family()
-
-
-def _key(index: int, key: str) -> str:
-    return f"storage.lustre.associations.{index}.{key}"
 
 
 @RULES.add("DRA-001", f"A file system has at most {MOST_ASSOCIATIONS} associations.", CREATE)
@@ -38,7 +35,9 @@ def overlapping(spec: ClusterSpec, context: Context) -> Problems:
         code, part, what = ("DRA-002", "path", "folders") if clash.side == "path" else ("DRA-003", "uri", "prefixes")
         first, second = (getattr(plans[index], part) for index in (clash.first, clash.second))
         message = f"{second} overlaps {first} of association {clash.first}"
-        yield finding(_key(clash.second, clash.side), message, f"link {what} that lie beside one another", code=code)
+        yield finding(
+            association_key(clash.second, clash.side), message, f"link {what} that lie beside one another", code=code
+        )
 
 
 @RULES.add(
@@ -53,7 +52,9 @@ def runs_exported(spec: ClusterSpec, context: Context) -> Problems:
     for index, plan in enumerate(context.plan.associations):
         if plan in clashing:
             message = f"FSx exports to {plan.uri}, where the trainer writes its runs ({uri})"
-            yield finding(_key(index, "export_events"), message, "export to another prefix, or set export_events: []")
+            yield finding(
+                association_key(index, "export_events"), message, "export to another prefix, or set export_events: []"
+            )
 
 
 @RULES.add(
@@ -66,7 +67,7 @@ def deletions_exported(spec: ClusterSpec, context: Context) -> Problems:
     for index, plan in enumerate(context.plan.associations):
         if plan.own == "checkpoints" and "DELETED" in plan.export_events:
             message = "a file removed from the file system is gone from the checkpoints bucket too"
-            yield finding(_key(index, "export_events"), message, "export NEW and CHANGED only")
+            yield finding(association_key(index, "export_events"), message, "export NEW and CHANGED only")
 
 
 @RULES.add(
@@ -82,7 +83,7 @@ def archived(spec: ClusterSpec, context: Context) -> Problems:
             if linked == plan:
                 message = f"objects under {rule.prefix} of {plan.bucket} move to {rule.storage_class}"
                 fix = f"link a prefix outside {rule.prefix}"
-                yield finding(_key(index, "prefix"), message, fix)
+                yield finding(association_key(index, "prefix"), message, fix)
 
 
 @RULES.add(
@@ -93,14 +94,16 @@ def archived(spec: ClusterSpec, context: Context) -> Problems:
 def folder(spec: ClusterSpec, context: Context) -> Problems:
     for index, plan in enumerate(context.plan.associations):
         if {".", ".."} & set(plan.path.split("/")):
-            yield finding(_key(index, "path"), f"{plan.path} goes through . or ..", "write the folder's own path")
+            yield finding(
+                association_key(index, "path"), f"{plan.path} goes through . or ..", "write the folder's own path"
+            )
         parts = plan.prefix.removesuffix("/").split("/")
         if {".", ".."} & set(parts) or (plan.prefix and "" in parts):
             message = f"{plan.prefix!r} has an empty part, or . or .., which no folder can be called"
-            yield finding(_key(index, "prefix"), message, "write it like datasets/text")
+            yield finding(association_key(index, "prefix"), message, "write it like datasets/text")
         if len(plan.prefix.encode()) > LONGEST_KEY:
             message = f"{len(plan.prefix.encode())} bytes; an S3 key has at most {LONGEST_KEY}"
-            yield finding(_key(index, "prefix"), message, "shorten it")
+            yield finding(association_key(index, "prefix"), message, "shorten it")
 
 
 @RULES.add("DRA-008", "An association imports or exports something by itself.", CREATE, level="warning")
@@ -108,7 +111,7 @@ def once_only(spec: ClusterSpec, context: Context) -> Problems:
     for index, plan in enumerate(context.plan.associations):
         if not plan.import_events and not plan.export_events:
             message = "neither imports nor exports: folder and prefix never see one another's files"
-            yield finding(_key(index, "import_events"), message, "set import_events or export_events")
+            yield finding(association_key(index, "import_events"), message, "set import_events or export_events")
 
 
 @RULES.add(
@@ -121,7 +124,7 @@ def both_ways(spec: ClusterSpec, context: Context) -> Problems:
     for index, plan in enumerate(context.plan.associations):
         if "DELETED" in plan.import_events and "DELETED" in plan.export_events and plan.own != "checkpoints":
             message = "deletions go both ways: `rm` on a node deletes the data set in S3"
-            yield finding(_key(index, "export_events"), message, "leave DELETED out of export_events")
+            yield finding(association_key(index, "export_events"), message, "leave DELETED out of export_events")
 
 
 @RULES.add(
@@ -131,12 +134,25 @@ def both_ways(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def key_of_bucket(spec: ClusterSpec, context: Context) -> Problems:
-    if statement := key_statement(spec, context.place):
+    for path, statement in key_statements(spec, context.place).items():
         message = "FSx links buckets under this key and cannot read them unless the key's policy says so"
         whose = "" if context.account else f", with your account's number for {context.place.account}"
         paste = json.dumps(statement, separators=(",", ":"))
         fix = f"put into the key's policy{whose}, then suppress this: {paste}"
-        yield finding("buckets.kms_key", message, fix)
+        yield finding(path, message, fix)
+
+
+@RULES.add(
+    "DRA-012",
+    "An association names no key for a bucket that the stack makes: that has buckets.kms_key.",
+    "infra/config.py",
+)
+def key_of_own_bucket(spec: ClusterSpec, context: Context) -> Problems:
+    made = made_buckets(spec, context.place)
+    for index, plan in enumerate(context.plan.associations):
+        if plan.kms_key and plan.bucket in made:
+            message = f"has no effect: the stack makes {plan.bucket}"
+            yield finding(association_key(index, "kms_key"), message, "set buckets.kms_key, or remove it")
 
 
 @RULES.add(
@@ -151,4 +167,4 @@ def mount_repeated(spec: ClusterSpec, context: Context) -> Problems:
         if f"{plan.path}/".startswith(f"{mount}/"):
             message = f"{plan.path} begins with the mount path: on nodes that is {mount}{plan.path}"
             inner = plan.path.removeprefix(mount) or "/data"
-            yield finding(_key(index, "path"), message, f"write {inner}, which nodes see at {mount}{inner}")
+            yield finding(association_key(index, "path"), message, f"write {inner}, which nodes see at {mount}{inner}")
