@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lustrain.problem import UserError
 from tests.checkpoint.saving import own_tensors, sample_tensors
 from tests.checkpoint.written import raw_bytes
+from tests.sharded import mesh_of_two, shard_on
 from trainer.checkpoint.format.records import ALIGN
-from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory, shape_of
+from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.uint8]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
@@ -131,10 +134,20 @@ def test_the_memory_that_was_prepared_is_the_one_that_is_used(staging: Staging) 
     assert staging.living == {staged.buffer.number}
 
 
-def test_what_is_no_array_of_bytes_is_refused_by_name() -> None:
-    for tensor in (torch.zeros(2, 2).to_sparse(), torch.empty(2, device="meta")):
-        with pytest.raises(TypeError, match="model/x"):
-            shape_of("model/x", tensor)
+@pytest.mark.parametrize("kind", ["sharded", "sparse", "meta"])
+def test_tensor_without_bytes_of_its_own_is_refused_by_name(staging: Staging, kind: str) -> None:
+    with mesh_of_two() as mesh:
+        tensor = {
+            "sharded": shard_on(mesh),
+            "sparse": torch.zeros(2, 2).to_sparse(),
+            "meta": torch.empty(2, device="meta"),
+        }[kind]
+        whole = sample_tensors()
+        for replicated, per_rank in (({**whole, "x": tensor}, {}), (whole, {"x": tensor})):
+            for call in (staging.prepare, partial(staging.stage, urgent=False, wait_s=0)):
+                with pytest.raises(UserError) as refused:
+                    call(replicated, per_rank)
+                assert [line.path for line in refused.value.problems] == ["x"]
 
 
 def test_available_memory_is_no_more_than_the_machine_has() -> None:

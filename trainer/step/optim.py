@@ -6,7 +6,7 @@ State is reached by parameter name so that a checkpoint does not depend on the o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.nn.utils import get_total_norm
 
 from lustrain.problem import UserError, problem
 from trainer.config import OptimizerConfig
+from trainer.parallel.shards import require_whole
+from trainer.step.completeness import bytes_of, require_model_saved, require_state_saved
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 """Device types for which torch has a fused AdamW kernel that we use (torch.utils._foreach_utils lists them)."""
@@ -78,23 +80,36 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """`model/<name>` to each parameter and stored buffer, sharing memory; a tied tensor appears once."""
-    stored = model.state_dict()
-    seen: set[int] = set()
+    """`model/<name>` to each parameter and stored buffer, sharing memory; a tied tensor appears once.
+
+    Tied are the same elements read the same way: a view of a part of another tensor is not. UserError names a tensor that
+    cannot be saved (a DTensor, a sparse one), and whatever of the model's state_dict would be missing.
+    """
     tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        if not (tensor.numel() and tensor.data_ptr() in seen):
-            seen.add(tensor.data_ptr())
+    places: set[Hashable] = set()
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            continue
+        require_whole(f"model/{name}", tensor)
+        if (place := bytes_of(tensor)) not in places:
+            places.add(place)
             tensors[f"model/{name}"] = tensor
+    require_model_saved(model, tensors)
     return tensors
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """`optim/<parameter name>/<state name>` to each state tensor (exp_avg, exp_avg_sq, step), sharing memory."""
+    """`optim/<parameter name>/<state name>` to each state tensor (exp_avg, exp_avg_sq, step), sharing memory.
+
+    UserError names a tensor that cannot be saved, and each trained parameter whose state would be missing.
+    """
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optim/{name}/{key}"] = value
+            if isinstance(value, Tensor):
+                require_whole(f"optim/{name}/{key}", value)
+                tensors[f"optim/{name}/{key}"] = value
+    require_state_saved(model, optimizer, tensors)
     return tensors
 
 

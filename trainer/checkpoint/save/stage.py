@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainer.checkpoint.format.chunk_plan import TensorMeta, data_size, plan_chunks
 from trainer.checkpoint.format.records import Entry
+from trainer.parallel.shards import require_whole
 from trainer.storage.direct import seal
 
 BATCH_BYTES = 4 << 20
@@ -47,13 +48,6 @@ def _on_current_device() -> Callable[[], None]:
 
 class StagingError(Exception):
     """This host has not enough memory for a copy of the tensors to save."""
-
-
-def shape_of(name: str, tensor: Tensor) -> TensorMeta:
-    """Return what the layout needs to know; TypeError for a tensor that is not an array of bytes (sparse, nested, …)."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        raise TypeError(f"{name}: only dense tensors with data can be saved, not {tensor.layout} on {tensor.device}")
-    return TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
 
 
 _numbers = itertools.count()
@@ -171,7 +165,10 @@ class Staging:
         self._preparing: Future[StagingBuffer] | None = None
 
     def prepare(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        """Begin to allocate and touch the first buffer in the background, so that the first save need not."""
+        """Begin to allocate and touch the first buffer in the background, so that the first save need not.
+
+        UserError, as in `stage`, for a tensor that cannot be saved, by its name.
+        """
         size = data_size(self._lay_out(shared, own))
         if self._preparing is None and not self._free and not self._busy:
             self._preparing = self._pool.submit(StagingBuffer, size, self._pool, self._threads)
@@ -245,7 +242,7 @@ class Staging:
             return  # the save that needs the buffer tries again, and reports it
 
     def _lay_out(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Entry, ...]:
-        shapes = ([shape_of(*item) for item in shared.items()], [shape_of(*item) for item in own.items()])
+        shapes = ([_meta(*item) for item in shared.items()], [_meta(*item) for item in own.items()])
         if shapes != self._shapes:
             self._entries = plan_chunks(*shapes, self._rank, self._world_size)
             self._shapes = shapes
@@ -277,6 +274,11 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+def _meta(name: str, tensor: Tensor) -> TensorMeta:
+    require_whole(name, tensor)
+    return TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
 
 
 def _box(tensor: Tensor, entry: Entry) -> Tensor:
