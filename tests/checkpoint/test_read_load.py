@@ -274,6 +274,27 @@ def test_an_unreachable_store_is_a_storage_error_on_every_rank_and_never_an_olde
     assert all("connection refused" in str(error) for error in errors)
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_rank_that_runs_out_of_memory_ends_the_load_on_all(store: LocalStore, broken: int) -> None:
+    two_checkpoints(store)
+    board = torch.distributed.HashStore()
+
+    def load(rank: int) -> Any:
+        def want(name: str) -> bool:
+            if rank == broken:
+                raise MemoryError
+            return True
+
+        hooks: dict[str, Any] = {"want": want, "on_event": lambda kind, fields: None}
+        return load_latest(
+            store, StoreVotes(board, 3), rank=rank, world_size=3, candidates=[NEW, OLD], timeout_s=300, **hooks
+        )
+
+    errors = run_threads(3, load)
+    assert type(errors.pop(broken)) is MemoryError
+    assert [(error.problems, error.exit_code) for error in errors] == [([f"rank {broken}: MemoryError"], 1)] * 2
+
+
 def test_a_newer_format_stops_the_load_and_nothing_older_loads(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

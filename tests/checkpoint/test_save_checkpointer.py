@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from lustrain.problem import UserError
 from tests.checkpoint.saving import (
     ALL,
     PATIENCE_S,
@@ -27,6 +28,7 @@ from tests.checkpoint.saving import (
 from tests.checkpoint.stores import Asking
 from tests.checkpoint.written import assert_holds, manifests_of
 from tests.processes import alive, wait_until
+from tests.sharded import mesh_of_two, shard_on
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, index_key, tier_root
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import read_manifest
@@ -242,6 +244,15 @@ def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_peop
         saver.save(1, ALL, {}, {"loss": math.nan, "path": Path("/x"), "list": [1.5, math.inf]})
         assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
     assert read_manifest(store, ManifestId(1, 1)).about == {"loss": "nan", "path": "/x", "list": [1.5, "inf"]}
+
+
+def test_shard_of_a_tensor_is_refused_and_whole_tensors_still_save(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        with mesh_of_two() as mesh, pytest.raises(UserError) as refused:
+            saver.save(1, {**ALL, "model/shard": shard_on(mesh)}, {}, {})
+        assert [line.path for line in refused.value.problems] == ["model/shard"]
+        assert save_one(saver, 2).committed
+    assert manifests_of(store) == [ManifestId(1, 2)]
 
 
 def test_closing_does_not_wait_for_a_save_in_flight_and_leaves_neither_threads_nor_a_child(store: ObjectStore) -> None:

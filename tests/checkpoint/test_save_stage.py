@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lustrain.problem import UserError
 from tests.checkpoint.saving import sample_tensors
 from tests.checkpoint.written import raw_bytes
 from trainer.checkpoint.format.records import ALIGN
-from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory, held_chunk
-from trainer.parallel.shards import Axis, LocalShard
+from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory
+from trainer.parallel.shards import Axis
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.uint8]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
@@ -130,10 +132,13 @@ def test_the_memory_that_was_prepared_is_the_one_that_is_used(staging: Staging) 
     assert staging.living == {staged.buffer.number}
 
 
-def test_what_is_no_array_of_bytes_is_refused_by_name() -> None:
-    for tensor in (torch.zeros(2, 2).to_sparse(), torch.empty(2, device="meta")):
-        with pytest.raises(TypeError, match="model/x"):
-            held_chunk(LocalShard("model/x", tensor, (2,), (0,), (), 0, 1))
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_tensor_without_bytes_of_its_own_is_refused_by_name(staging: Staging, kind: str) -> None:
+    tensor = {"sparse": torch.zeros(2, 2).to_sparse(), "meta": torch.empty(2, device="meta")}[kind]
+    for call in (staging.prepare, partial(staging.stage, urgent=False, wait_s=0)):
+        with pytest.raises(UserError) as refused:
+            call({**sample_tensors(), "x": tensor})
+        assert [line.path for line in refused.value.problems] == ["x"]
 
 
 def test_available_memory_is_no_more_than_the_machine_has() -> None:

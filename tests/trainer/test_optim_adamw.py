@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from lustrain.problem import UserError
+from tests.sharded import mesh_of_two
 from trainer.config import OptimizerConfig
-from trainer.step.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors, set_lr
+from trainer.step.optim import (
+    allocate_state,
+    clip_,
+    load_in_place,
+    make_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    set_lr,
+)
 from trainer.tasks.models import llama
 
 SHAPE = llama.LlamaShape(width=16, layers=2, heads=2, kv_heads=1, hidden=24, vocab_size=19)
@@ -89,6 +100,87 @@ def test_model_tensors_name_each_weight_once_and_leave_derived_tables_out() -> N
             self.b.weight = self.a.weight
 
     assert set(model_tensors(Tied())) == {"model/a.weight"}
+
+
+class Views(nn.Module):
+    """Has every way in which two names can share memory; the first of them is the smaller part of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.arange(12.0).view(4, 3)
+        self.register_buffer("first_row", whole[0])
+        self.whole = nn.Parameter(whole)
+        self.tied = self.whole
+        self.register_buffer("alias", whole.view(4, 3))
+        self.register_buffer("turned", whole.view(3, 4))
+        self.register_buffer("bits", whole.view(torch.int32))
+        self.register_buffer("last_rows", whole[2:])
+        self.register_buffer("none", torch.zeros(0, 3))
+        self.register_buffer("none_either", torch.zeros(0, 3))
+
+
+def test_only_names_of_the_very_same_elements_are_tied() -> None:
+    views = Views()
+    tensors = model_tensors(views)
+    assert {f"model/{name}" for name in views.state_dict()} - set(tensors) == {"model/tied", "model/alias"}
+    assert all(torch.equal(tensor, views.state_dict()[name.removeprefix("model/")]) for name, tensor in tensors.items())
+
+
+def refused(call: Callable[..., object], *args: object) -> list[str]:
+    """The names of the entries for which it refuses to list what is saved."""
+    with pytest.raises(UserError) as error:
+        call(*args)
+    return [line.partition(":")[0].partition(" =")[0] for line in error.value.problems]
+
+
+def test_every_shard_of_a_sharded_model_is_saved_and_ties_once() -> None:
+    with mesh_of_two() as mesh:
+        model = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(4, 4), nn.Linear(4, 4))
+        model[2].weight = model[1].weight
+        fully_shard(model, mesh=mesh)
+        tensors = model_tensors(model)
+        assert list(tensors) == ["model/0.weight", "model/1.weight", "model/1.bias", "model/2.bias"]
+        optimizer = make_optimizer(model, OptimizerConfig())
+        trained = {name.removeprefix("model/") for name in tensors}
+        assert {name.split("/")[1] for name in optimizer_tensors(model, optimizer)} == trained
+
+
+def test_stored_entry_that_is_no_tensor_is_refused_by_name() -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> object:
+            return {"calls": 3}
+
+    assert refused(model_tensors, nn.Sequential(Counting(2, 2))) == ["model/0._extra_state"]
+
+
+def test_parameter_that_the_state_dict_leaves_out_is_named() -> None:
+    def leave_out(module: nn.Module, entries: dict[str, Tensor], prefix: str, local: object) -> None:
+        del entries["weight"]
+
+    model = nn.Linear(2, 2)
+    model.register_state_dict_post_hook(leave_out)
+    assert refused(model_tensors, model) == ["model/weight"]
+
+
+def test_trained_parameter_without_saved_state_is_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert refused(optimizer_tensors, model, optimizer) == [f"optim/{name}" for name, _ in model.named_parameters()]
+    allocate_state(optimizer)
+    optimizer_tensors(model, optimizer)
+    del optimizer.state[model[0].bias]["exp_avg"]
+    optimizer.state[model[1].bias]["step"] = 3.0
+    assert refused(optimizer_tensors, model, optimizer) == ["optim/0.bias/exp_avg", "optim/1.bias/step"]
+
+
+def test_parameter_that_the_optimizer_does_not_train_is_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].bias.requires_grad_(False)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    assert not any(name.startswith("optim/0.bias/") for name in optimizer_tensors(model, optimizer))
+    model[1].weight = nn.Parameter(torch.zeros(2, 2))
+    replaced = refused(optimizer_tensors, model, optimizer)
+    assert replaced == ["optimizer.param_groups[0].params[1]", "optim/1.weight"]
 
 
 def with_grads(values: list[list[float]]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from torch.distributed import HashStore
 
 from lustrain.problem import UserError
 from tests.checkpoint.stores import AWAY, Asking, away
-from tests.checkpoint.written import manifests_of
+from tests.checkpoint.written import manifests_of, sample_state, split_state, write_checkpoint
 from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
+from tests.trainer.simulated_ranks import SimulatedVotes, simulate
 from trainer.checkpoint.format.layout import LEASE, ManifestId
 from trainer.checkpoint.lineage.history import read_history
 from trainer.checkpoint.lineage.lease import Lease, read_lease
@@ -22,7 +24,7 @@ from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
 from trainer.parallel.agree import decide, together
-from trainer.parallel.votes import StoreVotes
+from trainer.parallel.votes import StoreVotes, VoteTimeout
 from trainer.run.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import make_task
@@ -120,6 +122,82 @@ def test_a_defect_on_one_rank_is_a_line_on_the_others_and_keeps_its_trace_at_hom
         trace = trace.tb_next
     assert names[-1] == "mine"
     assert (other.problems, other.exit_code) == ([f"rank {broken}: KeyError: 'width'"], 1)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("rank_0", [True, False])
+def test_interrupted_rank_leaves_at_once_and_the_others_end(kind: type[BaseException], rank_0: bool) -> None:
+    interrupted, left = 0 if rank_0 else 1, threading.Event()
+
+    def mine(rank: int) -> None:
+        if rank == interrupted:
+            raise kind
+        assert left.wait(PATIENCE_S), "it waits for the others"
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        try:
+            return together(votes, rank, "topic", lambda: mine(rank))
+        except kind as error:
+            left.set()
+            return error
+
+    ends, _ = on_ranks(work, 3)
+    assert type(ends[interrupted]) is kind
+    others = [error for rank, error in enumerate(ends) if rank != interrupted]
+    line = f"rank {interrupted}: {kind.__name__}"
+    assert [(error.problems, error.exit_code) for error in others] == [([line], 1)] * 2
+
+
+def test_defect_of_the_judge_is_a_line_on_the_others() -> None:
+    def judge(said: dict[int, Any]) -> Any:
+        raise KeyError("width")
+
+    errors, _ = on_ranks(lambda rank, votes: decide(votes, rank, "topic", {}, judge, PATIENCE_S), 3)
+    assert type(errors[0]) is KeyError
+    assert [(error.problems, error.exit_code) for error in errors[1:]] == [(["rank 0: KeyError: 'width'"], 1)] * 2
+
+
+def test_result_that_json_cannot_hold_is_a_line_on_the_others() -> None:
+    results = [{}, {"x": object()}]
+    errors, _ = on_ranks(lambda rank, votes: together(votes, rank, "topic", lambda: results[rank]))
+    assert type(errors[1]) is TypeError
+    assert [line.partition("TypeError")[0] for line in errors[0].problems] == ["rank 1: "]
+
+
+def test_silent_rank_is_named_on_every_rank_that_waits() -> None:
+    def work(rank: int, votes: CountedVotes) -> Any:
+        return decide(votes, rank, "topic", {}, lambda said: {}, 0.1) if rank < 2 else None
+
+    errors, _ = on_ranks(work, 3)
+    assert [(type(error), error.missing) for error in errors[:2]] == [(VoteTimeout, [2])] * 2
+
+
+@pytest.mark.parametrize("where", ["work", "judge"])
+def test_rank_0_stays_until_the_others_know_why_it_ends(where: str) -> None:
+    left, ends = threading.Event(), []
+
+    class LateVotes(StoreVotes):
+        def gather(self, topic: str, timeout: float, **how: Any) -> dict[int, dict[str, Any]]:
+            posts = super().gather(topic, timeout, **how)
+            if topic.endswith("/outcome") and "problems" in posts[0]:
+                ends.append("gone" if left.wait(0.2) else "here")
+            return posts
+
+    def fail(*answers: object) -> Any:
+        raise KeyError("width")
+
+    def work(rank: int) -> None:
+        votes = LateVotes(shared, 2) if rank else StoreVotes(shared, 2)
+        try:
+            together(votes, rank, "topic", fail if (where, rank) == ("work", 0) else dict, fail)
+        finally:
+            if rank == 0:
+                left.set()
+
+    shared = HashStore()
+    errors = run_threads(2, work)
+    assert [type(error) for error in errors] == [KeyError, UserError]
+    assert ends == ["here"]
 
 
 def test_data_that_differ_are_named_by_rank_and_by_what_differs() -> None:
@@ -246,6 +324,29 @@ def test_a_store_that_fails_when_asked_who_owns_the_run_is_a_failure_and_no_mist
     assert record is not None
     errors = load(config, silent, Lease(silent, record, ""), ManifestId(1, 20))
     assert [(error.exit_code, AWAY in str(error)) for error in errors] == [(1, True)] * 2
+
+
+@pytest.mark.slow
+def test_start_and_load_take_a_few_round_trips_per_rank(tmp_path: Path) -> None:
+    ranks, decisions = 1024, 5
+    config = tiny_config(tmp_path / "run")
+    store = open_store(config.run.uri)
+    before = Lease.take(store, "the job before")
+    before.settle(None)
+    damaged, whole = ManifestId(1, 20), write_checkpoint(store, 10, split_state(sample_state(1), 1)).id
+    store.put(damaged.key, b"not a manifest")
+
+    def start(rank: int, votes: SimulatedVotes) -> Any:
+        world, task = world_of(rank, ranks), make_task(config.task, seed=1)
+        open_data_alike(config, task, world, votes)
+        claim = claim_run(config, task, world, votes, store)
+        assert claim.candidates == [damaged, whole]
+        return load_claimed(config, world, votes, store, claim, lambda name: False, lambda *event: None)
+
+    loaded, round_trips = simulate(ranks, start)
+    assert [end.manifest.id for end in loaded] == [whole] * ranks
+    assert sum(round_trips) <= 20 * decisions * ranks
+    assert max(round_trips[1:]) <= 20 * decisions
 
 
 def test_a_newer_job_that_stores_its_settings_first_owns_the_run(tmp_path: Path) -> None:

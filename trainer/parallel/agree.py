@@ -1,15 +1,23 @@
-"""One decision for all ranks: each posts what it knows, rank 0 decides, all read the same. No collectives."""
+"""One decision for all ranks: each posts what it knows, rank 0 decides, all read the same. No collectives.
+
+Each rank posts once and reads rank 0's outcome, and only rank 0 reads all posts: N ranks decide in O(N) round trips.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from lustrain.problem import UserError
-from trainer.parallel.votes import VoteBox
+from trainer.errors import EXIT_FAILURE
+from trainer.parallel.votes import VoteBox, VoteError, VoteTimeout
 
 START_S = 1800.0
 """For a step of the start: one rank may take that long to open its data or to read its weights back."""
+HEARD_S = 30.0
+"""How long rank 0, whose process may host the store, stays until the others have read why it ends."""
 
 Json = dict[str, Any]
 Judge = Callable[[dict[int, Json]], Json]
@@ -18,38 +26,49 @@ Judge = Callable[[dict[int, Json]], Json]
 def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, timeout_s: float) -> Json:
     """Return what `judge` makes, on rank 0, of every rank's answer; the same on every rank.
 
-    A UserError of the judge is raised on every rank. VoteTimeout when a rank is silent for `timeout_s`.
+    A UserError of the judge is raised on every rank; of anything else that goes wrong in it the others raise a line.
+    VoteTimeout on every rank when one is silent for `timeout_s`.
     """
     votes.post(topic, rank, mine)
-    verdict = f"{topic}/outcome"
     if rank == 0:
-        answers = votes.gather(topic, timeout_s)
-        try:
-            votes.post(verdict, 0, {"value": judge(answers)})
-        except UserError as error:
-            votes.post(verdict, 0, {"problems": error.problems, "exit_code": error.exit_code})
+        _judge(votes, topic, judge, timeout_s)
     # The others may have to wait for the slowest rank and then for rank 0's judgement.
-    outcome = votes.gather(verdict, timeout_s + 60.0, ranks=[0])[0]
-    if "problems" in outcome:
-        raise UserError(outcome["problems"], outcome["exit_code"])
-    return dict(outcome["value"])
+    outcome = votes.gather(_outcome(topic), timeout_s + 60.0, ranks=[0])[0]
+    if "value" in outcome:
+        return dict(outcome["value"])
+    if rank:
+        votes.post(_heard(topic), rank, {})
+    if "missing" in outcome:
+        raise VoteTimeout(topic, outcome["missing"], timeout_s)
+    raise UserError(outcome["problems"], outcome["exit_code"])
 
 
 def together(
-    votes: VoteBox, rank: int, topic: str, work: Callable[[], Json | None], judge: Judge | None = None
+    votes: VoteBox,
+    rank: int,
+    topic: str,
+    work: Callable[[], Json | None],
+    judge: Judge | None = None,
+    *,
+    timeout_s: float = START_S,
 ) -> Json:
     """Do `work` on every rank, and return what `judge` makes of the results (nothing by default).
 
     If it fails anywhere, every rank raises all ranks' problems, each line once; a rank's defect also keeps its own trace.
+    A rank that is interrupted (KeyboardInterrupt, SystemExit) posts that and leaves at once, without the others' results.
     """
     defect: Exception | None = None
     try:
-        mine: Json = {"value": work() or {}}
+        # What JSON cannot hold must fail here, too, and not in the post that the others wait for.
+        mine: Json = {"value": json.loads(json.dumps(work() or {}))}
     except UserError as error:
-        mine = {"problems": error.problems, "exit_code": error.exit_code}
+        mine = _refusal(error)
     except Exception as error:  # noqa: BLE001 -- the others must not wait for a rank that is about to leave
         defect = error
-        mine = {"problems": [f"rank {rank}: {type(error).__name__}: {error}"], "exit_code": 1}
+        mine = _defect(rank, error)
+    except BaseException as error:
+        _post_interrupt(votes, rank, topic, error)
+        raise
 
     def judged(answers: dict[int, Json]) -> Json:
         refused = [answer for _, answer in sorted(answers.items()) if "problems" in answer]
@@ -59,8 +78,67 @@ def together(
         return judge({rank: answer["value"] for rank, answer in answers.items()}) if judge else {}
 
     try:
-        return decide(votes, rank, topic, mine, judged, START_S)
+        return decide(votes, rank, topic, mine, judged, timeout_s)
     except UserError:
-        if defect is not None:
-            raise defect from None
+        if defect is None:
+            raise
+        if rank == 0:
+            _stay_until_heard(votes, topic, range(1, votes.world_size))
+        raise defect from None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the kind and the first line of an error, as ranks show another's."""
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def _judge(votes: VoteBox, topic: str, judge: Judge, timeout_s: float) -> None:
+    """Post rank 0's outcome; what is no UserError is raised here too, once the others have read it."""
+    try:
+        votes.post(_outcome(topic), 0, {"value": judge(votes.gather(topic, timeout_s))})
+    except UserError as error:
+        votes.post(_outcome(topic), 0, _refusal(error))
+    except VoteTimeout as error:
+        with suppress(VoteError):
+            votes.post(_outcome(topic), 0, {"missing": error.missing})
+            _stay_until_heard(votes, topic, {*range(1, votes.world_size)} - {*error.missing})
         raise
+    except VoteError:
+        raise
+    except Exception as error:
+        votes.post(_outcome(topic), 0, _defect(0, error))
+        _stay_until_heard(votes, topic, range(1, votes.world_size))
+        raise
+    except BaseException as error:
+        with suppress(VoteError):
+            votes.post(_outcome(topic), 0, _defect(0, error))
+        raise
+
+
+def _post_interrupt(votes: VoteBox, rank: int, topic: str, error: BaseException) -> None:
+    """Let the others know without waiting for any of them: who interrupts a rank wants it to end now."""
+    with suppress(VoteError):
+        votes.post(topic if rank else _outcome(topic), rank, _defect(rank, error))
+        votes.post(_heard(topic), rank, {})
+
+
+def _stay_until_heard(votes: VoteBox, topic: str, ranks: Iterable[int]) -> None:
+    with suppress(VoteError):
+        votes.gather(_heard(topic), HEARD_S, ranks=sorted(ranks))
+
+
+def _refusal(error: UserError) -> Json:
+    return {"problems": error.problems, "exit_code": error.exit_code}
+
+
+def _defect(rank: int, error: BaseException) -> Json:
+    return {"problems": [f"rank {rank}: {reason_of(error)}"], "exit_code": EXIT_FAILURE}
+
+
+def _outcome(topic: str) -> str:
+    return f"{topic}/outcome"
+
+
+def _heard(topic: str) -> str:
+    return f"{topic}/heard"

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch import Tensor, nn
+
+from lustrain.problem import UserError, problem
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,15 @@ class LocalShard:
 def local_shard(name: str, tensor: Tensor, mesh: Sequence[Axis]) -> LocalShard:
     """Describe this rank's chunk of a tensor; a plain tensor is one chunk that all ranks of `mesh` hold.
 
-    `mesh` is the whole job's: a DTensor on a part of it has replicas along the axes that its own mesh lacks. ValueError for a
+    `mesh` is the whole job's: a DTensor on a part of it has replicas along the axes that its own mesh lacks. UserError for a
     placement that is no chunk (a partial sum), a mesh of other axes, or a local tensor of another size than its placement says.
     """
     local, offsets = local_chunk(name, tensor)
     whole_on = list(mesh)
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
         own = _axes(tensor.device_mesh)
         if not set(own) <= set(mesh):
-            raise ValueError(f"{name}: its mesh {own} is not a part of the job's {list(mesh)}")
+            raise UserError(problem(name, _shown(own), "is not a part of the job's mesh", allowed=_shown(mesh)))
         cut = {axis for axis, placement in zip(own, tensor.placements, strict=True) if not placement.is_replicate()}
         whole_on = [axis for axis in mesh if axis not in cut]
     replica, replicas = 0, 1
@@ -70,9 +75,9 @@ def local_shard(name: str, tensor: Tensor, mesh: Sequence[Axis]) -> LocalShard:
 def local_chunk(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Return the plain tensor that this rank holds of `tensor`, sharing its memory, and where that begins in the whole.
 
-    ValueError as `local_shard`.
+    UserError as `local_shard`.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor, (0,) * tensor.dim()
     placed = list(zip(_axes(tensor.device_mesh), tensor.placements, strict=True))
     offsets, lengths = chunk_of(tuple(tensor.shape), _cuts(name, placed))
@@ -80,7 +85,8 @@ def local_chunk(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     if local.numel() == 0 and 0 in lengths:
         local = local.reshape(lengths)
     if tuple(local.shape) != lengths:
-        raise ValueError(f"{name}: holds {list(local.shape)} where {list(tensor.placements)} leave {list(lengths)}")
+        why = f"the rank holds {list(local.shape)} of it where this leaves {list(lengths)}: a defect"
+        raise UserError(problem(name, list(tensor.placements), why, fix="report it"))
     return local, offsets
 
 
@@ -98,8 +104,29 @@ def chunk_of(shape: Sequence[int], cuts: Iterable[tuple[int, int, int]]) -> tupl
     return tuple(offsets), tuple(lengths)
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether this is a DTensor, which may hold a part of a tensor only."""
+    if type(tensor) in (Tensor, nn.Parameter, nn.Buffer):
+        return False
+    # This import takes half a second, which a process with plain tensors need not spend.
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def require_dense(name: str, tensor: Tensor) -> None:
+    """UserError, one line that begins with `name`, for what has no bytes of its own: sparse tensors, meta tensors."""
+    dense = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
+    if not dense or (tensor.numel() and not tensor.data_ptr()):
+        kind = f"{type(tensor).__name__}, {tensor.layout} on {tensor.device}"
+        raise UserError(problem(name, kind, "has no bytes of its own to save", allowed="dense tensors with data"))
+
+
 def _cuts(name: str, placed: Sequence[tuple[Axis, Placement]]) -> list[tuple[int, int, int]]:
     """Order the cuts as they were made: FSDP2 cuts what tensor parallelism left, and marks that by a strided placement."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     first, then = [], []
     for axis, placement in placed:
         if isinstance(placement, _StridedShard):
@@ -107,8 +134,13 @@ def _cuts(name: str, placed: Sequence[tuple[Axis, Placement]]) -> list[tuple[int
         elif isinstance(placement, Shard):
             first.append((placement.dim, axis.size, axis.coordinate))
         elif not isinstance(placement, Replicate):
-            raise ValueError(f"{name}: {placement} along {axis.name} is not a chunk of a tensor")
+            why = f"along {axis.name} is not a chunk of a tensor"
+            raise UserError(problem(name, placement, why, allowed="Shard, Replicate", fix="redistribute it"))
     return first + then
+
+
+def _shown(mesh: Sequence[Axis]) -> str:
+    return " x ".join(f"{axis.name} {axis.size}" for axis in mesh)
 
 
 def _axes(mesh: DeviceMesh) -> tuple[Axis, ...]:

@@ -40,8 +40,8 @@ class VoteBox(ABC):
         """Post one rank's value for a topic; raises VoteError when the store does not answer."""
 
     @abstractmethod
-    def _read_posts(self, topic: str, known: int, posts: dict[int, dict[str, Any]]) -> int:
-        """Add the posts after the first `known` ones to `posts`; returns how many need not be read again."""
+    def _read_posts(self, topic: str, seen: set[int], posts: dict[int, dict[str, Any]]) -> None:
+        """Add the posts that are not among the `seen` ones to `posts`, each by its rank; they are seen from then on."""
 
     @abstractmethod
     def drop(self, topic: str) -> None:
@@ -64,9 +64,9 @@ class VoteBox(ABC):
         deadline = time.monotonic() + timeout
         pause = _FIRST_WAIT_S
         posts: dict[int, dict[str, Any]] = {}
-        known = 0
+        seen: set[int] = set()
         while True:
-            known = self._read_posts(topic, known, posts)
+            self._read_posts(topic, seen, posts)
             missing = [rank for rank in wanted if rank not in posts]
             if not missing:
                 return {rank: posts[rank] for rank in wanted}
@@ -80,7 +80,7 @@ class VoteBox(ABC):
     def poll(self, topic: str) -> dict[int, dict[str, Any]]:
         """Return the values that were posted so far, by rank, without waiting; raises VoteError."""
         posts: dict[int, dict[str, Any]] = {}
-        self._read_posts(topic, 0, posts)
+        self._read_posts(topic, set(), posts)
         return posts
 
 
@@ -97,26 +97,28 @@ class StoreVotes(VoteBox):
         self._store = store
 
     def post(self, topic: str, rank: int, value: dict[str, Any]) -> None:
+        # Before a slot is taken: it may fail.
+        body = json.dumps({"rank": rank, "value": value})
         try:
             slot = self._store.add(_count_key(topic), 1) - 1
-            self._store.set(_slot_key(topic, slot), json.dumps({"rank": rank, "value": value}))
+            self._store.set(_slot_key(topic, slot), body)
         except DistError as error:
             raise VoteError(_unreachable(error)) from error
 
-    def _read_posts(self, topic: str, known: int, posts: dict[int, dict[str, Any]]) -> int:
+    def _read_posts(self, topic: str, seen: set[int], posts: dict[int, dict[str, Any]]) -> None:
         try:
-            posted = empty = self._store.add(_count_key(topic), 0)
-            for slot in range(known, posted):
+            for slot in range(self._store.add(_count_key(topic), 0)):
+                if slot in seen:
+                    continue
                 key = _slot_key(topic, slot)
                 # A rank takes its slot before it fills it, and may die in between.
                 if not self._store.check([key]):
-                    empty = min(empty, slot)
                     continue
                 post = json.loads(self._store.get(key))
                 posts[int(post["rank"])] = post["value"]
+                seen.add(slot)
         except DistError as error:
             raise VoteError(_unreachable(error)) from error
-        return empty
 
     def drop(self, topic: str) -> None:
         try:

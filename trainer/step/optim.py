@@ -6,15 +6,16 @@ State is reached by parameter name so that a checkpoint does not depend on the o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from lustrain.problem import UserError, problem
 from trainer.config import OptimizerConfig
+from trainer.parallel.shards import is_sharded, local_chunk, require_dense
+from trainer.step.completeness import bytes_of, require_model_saved, require_state_saved
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 """Device types for which torch has a fused AdamW kernel that we use (torch.utils._foreach_utils lists them)."""
@@ -79,24 +80,38 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """`model/<name>` to each parameter and stored buffer, sharing memory; a tied tensor appears once."""
-    stored = model.state_dict(keep_vars=True)
-    seen: set[int] = set()
+    """`model/<name>` to each parameter and stored buffer, sharing memory; a tied tensor appears once.
+
+    Tied are the same elements read the same way: a view of a part of another tensor is not. UserError names a tensor that
+    cannot be saved (a sparse one), and whatever of the model's state_dict would be missing.
+    """
     tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        place = id(tensor) if isinstance(tensor, DTensor) else tensor.data_ptr()
-        if not (tensor.numel() and place in seen):
-            seen.add(place)
-            tensors[f"model/{name}"] = tensor.detach() if not isinstance(tensor, DTensor) else tensor
+    places: set[Hashable] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if (place := bytes_of(tensor)) not in places:
+            places.add(place)
+            # detach() would make another DTensor of it, and only the same one is known to be tied.
+            tensors[f"model/{name}"] = tensor if is_sharded(tensor) else tensor.detach()
+    for name, tensor in tensors.items():
+        require_dense(name, local_chunk(name, tensor)[0])
+    require_model_saved(model, tensors)
     return tensors
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """`optim/<parameter name>/<state name>` to each state tensor (exp_avg, exp_avg_sq, step), sharing memory."""
+    """`optim/<parameter name>/<state name>` to each state tensor (exp_avg, exp_avg_sq, step), sharing memory.
+
+    UserError names a tensor that cannot be saved, and each trained parameter whose state would be missing.
+    """
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optim/{name}/{key}"] = value
+            if isinstance(value, Tensor):
+                require_dense(f"optim/{name}/{key}", local_chunk(name, value)[0])
+                tensors[f"optim/{name}/{key}"] = value
+    require_state_saved(model, optimizer, tensors)
     return tensors
 
 
@@ -133,7 +148,7 @@ def clip_(parameters: Sequence[Tensor], max_norm: float, *, scale: float) -> flo
         return 0.0
     total = get_total_norm(grads)
     # Of a DTensor float() is what this rank has of it, and that need not be the sum.
-    norm = float(total.full_tensor() if isinstance(total, DTensor) else total) * scale
+    norm = float(total.full_tensor() if is_sharded(total) else total) * scale
     if not math.isfinite(norm):
         return norm
     factor = scale * max_norm / norm if 0 < max_norm < norm else scale

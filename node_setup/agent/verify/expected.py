@@ -46,7 +46,7 @@ def expected_hardware(facts: Facts, request: Request) -> ExpectedHardware:
     machines = request.document.get("backend") == BY_HAND and bool(described)
     by_hand = machines or bool(described.get("by_hand"))
     counts = _counts(None if described.get("by_hand") else table, described, by_hand)
-    others = [bare(other) for other in described.get("other_types") or ()]
+    others = [bare_type(other) for other in described.get("other_types") or ()]
     differs = bool(kind and wanted and kind not in (wanted, *others) and not machines)
     return ExpectedHardware(
         type=kind or wanted,

@@ -8,9 +8,9 @@ ends the load with its error, so that a network fault never silently costs a run
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
 from awscrt.checksums import crc64nvme
@@ -21,6 +21,7 @@ from trainer.checkpoint.format.records import Manifest, encode
 from trainer.checkpoint.load.assemble import Wanted, read_tensors
 from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.config import TierConfig
+from trainer.parallel.agree import Json, together
 from trainer.parallel.votes import VoteBox
 from trainer.storage import ArchivedError, CorruptObjectError, ObjectStore, StorageError
 from trainer.storage.archive import refuse_archived
@@ -47,16 +48,23 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """One rank's result for one candidate."""
+    """One rank's result for one candidate, or what rank 0 makes of all of them."""
 
-    ok: bool
-    stop: bool = False
-    """The load must end with an error: nothing older may be tried."""
+    reason: str = ""
+    """Why the candidate is not whole; empty where it is."""
+    stop: tuple[str, ...] = ()
+    """Lines of the error with which the load ends: nothing older may be tried."""
     store_failed: bool = False
     """That error is the store's: every rank raises a StorageError, whichever of them met it."""
-    reason: str = ""
     digest: str = ""
     """Checksum of the manifest this rank saw, so that all ranks provably load the same commit."""
+
+
+@dataclass(frozen=True)
+class _Tried:
+    verdict: _Verdict
+    loaded: Loaded | None = None
+    failure: UserError | None = None
 
 
 def load_latest(
@@ -75,29 +83,24 @@ def load_latest(
 
     Candidates are given newest first; other ranks' are ignored. Called once per VoteBox, by every rank. NoneWholeError when
     no candidate is whole, UserError when one is of a newer format; StorageError when the store cannot be read; VoteTimeout
-    when a rank does not vote within `timeout_s`.
+    when a rank does not vote within `timeout_s`. Whatever else a rank raises ends the load on every rank, with its name.
     """
-    places = Places(store, open_tiers(tiers, store.uri, on_event))
-    votes.post("load/candidates", rank, {"ids": [[c.generation, c.step] for c in candidates]})
-    agreed = [ManifestId(*pair) for pair in votes.gather("load/candidates", timeout_s)[0]["ids"]]
+    opened: list[Places] = []
+
+    def begin() -> Json:
+        opened.append(Places(store, open_tiers(tiers, store.uri, on_event)))
+        return {"ids": [[c.generation, c.step] for c in candidates]}
+
+    ids = together(votes, rank, "load/candidates", begin, lambda answers: answers[0], timeout_s=timeout_s)["ids"]
     skipped: list[str] = []
-    topic = "load/candidates"
-    for number, candidate in enumerate(agreed):
-        verdict, loaded, failure = _try_candidate(places, candidate, want, on_event)
-        last_topic, topic = topic, f"load/{number}/{candidate.key}"
-        votes.post(topic, rank, vars(verdict))
-        verdicts = {r: _Verdict(**vote) for r, vote in votes.gather(topic, timeout_s).items()}
-        if rank == 0:
-            # Every rank has posted here, so every rank has read the topic before.
-            votes.drop(last_topic)
-        if failure is not None:
-            raise failure
-        reason = agreement_problem(verdicts)
-        if loaded is not None and not reason:
+    for number, candidate in enumerate(ManifestId(*pair) for pair in ids):
+        topic = f"load/{number}/{candidate.key}"
+        read = partial(_try_candidate, opened[0], candidate, want, on_event)
+        loaded, reason = _agree_on(votes, rank, topic, read, timeout_s)
+        if loaded is not None:
             return Loaded(loaded.manifest, loaded.tensors, skipped)
         skipped.append(f"{candidate.key}: {reason}")
         on_event("checkpoint_skipped", {"generation": candidate.generation, "step": candidate.step, "why": reason})
-        del loaded
     if skipped:
         raise NoneWholeError([_none_is_whole(store.uri, len(skipped)), *skipped])
     return None
@@ -134,34 +137,49 @@ def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> 
     return tuple(opened)
 
 
-def agreement_problem(verdicts: Mapping[int, Any]) -> str:
-    """Return why not all ranks verified a candidate, or the empty string; UserError when a rank demands to stop."""
-    stops = {rank: verdict for rank, verdict in sorted(verdicts.items()) if verdict.stop}
+def _agreement(verdicts: Mapping[int, Json]) -> Json:
+    """Return the verdict of all ranks on a candidate: an end of the load comes first, then damage, then a difference."""
+    ranks = [(rank, _Verdict(**verdict)) for rank, verdict in sorted(verdicts.items())]
+    stops = [f"rank {rank}: {line}" for rank, verdict in ranks for line in verdict.stop]
     if stops:
-        kind = StorageError if any(verdict.store_failed for verdict in stops.values()) else UserError
-        raise kind([f"rank {rank}: {verdict.reason}" for rank, verdict in stops.items()][:8])
-    failed = [(rank, v.reason) for rank, v in sorted(verdicts.items()) if not v.ok]
+        return asdict(_Verdict(stop=tuple(stops[:8]), store_failed=any(verdict.store_failed for _, verdict in ranks)))
+    failed = [f"found by rank {rank}: {verdict.reason}" for rank, verdict in ranks if verdict.reason]
     if failed:
         more = f" ({len(failed) - 1} other ranks skipped it too)" if len(failed) > 1 else ""
-        return f"found by rank {failed[0][0]}: {failed[0][1]}{more}"
-    if len({v.digest for v in verdicts.values()}) > 1:
-        return "the ranks saw different manifests under this key"
-    return ""
+        return asdict(_Verdict(reason=failed[0] + more))
+    differ = len({verdict.digest for _, verdict in ranks}) > 1
+    return asdict(_Verdict(reason="the ranks saw different manifests under this key" if differ else ""))
 
 
-def _try_candidate(
-    places: Places, candidate: ManifestId, want: Wanted, on_event: OnEvent
-) -> tuple[_Verdict, Loaded | None, UserError | None]:
+def _agree_on(
+    votes: VoteBox, rank: int, topic: str, read: Callable[[], _Tried], timeout_s: float
+) -> tuple[Loaded | None, str]:
+    """Return what this rank read if every rank could read the same, else None and why not."""
+    tried: list[_Tried] = []
+
+    def work() -> Json:
+        tried.append(read())
+        return asdict(tried[0].verdict)
+
+    outcome = together(votes, rank, topic, work, _agreement, timeout_s=timeout_s)
+    if tried[0].failure is not None:
+        raise tried[0].failure
+    if outcome["stop"]:
+        raise (StorageError if outcome["store_failed"] else UserError)(outcome["stop"])
+    return (None, outcome["reason"]) if outcome["reason"] else (tried[0].loaded, "")
+
+
+def _try_candidate(places: Places, candidate: ManifestId, want: Wanted, on_event: OnEvent) -> _Tried:
     try:
         manifest = read_manifest(places.run, candidate)
         tensors = read_checkpoint(places, manifest, want=want, on_event=on_event)
     except CorruptObjectError as error:
-        return _Verdict(ok=False, reason=str(error)), None, None
+        return _Tried(_Verdict(reason=str(error) or type(error).__name__))
     except UserError as error:
-        store_failed = isinstance(error, StorageError)
-        return _Verdict(ok=False, stop=True, store_failed=store_failed, reason=str(error)), None, error
+        lines = tuple(error.problems) or (type(error).__name__,)
+        return _Tried(_Verdict(stop=lines, store_failed=isinstance(error, StorageError)), failure=error)
     digest = f"{crc64nvme(encode(manifest)):016x}"
-    return _Verdict(ok=True, digest=digest), Loaded(manifest, tensors), None
+    return _Tried(_Verdict(digest=digest), Loaded(manifest, tensors))
 
 
 def _none_is_whole(uri: str, count: int) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, plan_chunks
 from trainer.checkpoint.format.records import Entry
-from trainer.parallel.shards import Axis, LocalShard, local_shard
+from trainer.parallel.shards import Axis, LocalShard, local_shard, require_dense
 from trainer.storage.direct import seal
 
 BATCH_BYTES = 4 << 20
@@ -51,11 +51,9 @@ class StagingError(Exception):
 
 
 def held_chunk(shard: LocalShard) -> HeldChunk:
-    """Return what the plan needs to know; TypeError for a tensor that is not an array of bytes (sparse, nested, …)."""
+    """Return what the plan needs to know; UserError for a tensor that is not an array of bytes (sparse, nested, …)."""
     tensor = shard.tensor
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        kind = f"{tensor.layout} on {tensor.device}"
-        raise TypeError(f"{shard.name}: only dense tensors with data can be saved, not {kind}")
+    require_dense(shard.name, tensor)
     meta = TensorMeta(shard.name, str(tensor.dtype).removeprefix("torch."), shard.shape, tensor.element_size())
     return HeldChunk(meta, shard.offsets, shard.lengths, shard.replica_axes, shard.replica, shard.replicas)
 
@@ -176,7 +174,10 @@ class Staging:
         self._preparing: Future[StagingBuffer] | None = None
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin to allocate and touch the first buffer in the background, so that the first save need not."""
+        """Begin to allocate and touch the first buffer in the background, so that the first save need not.
+
+        UserError, as in `stage`, for a tensor that cannot be saved, by its name.
+        """
         size = data_size(self._lay_out(self._shards(tensors)))
         if self._preparing is None and not self._free and not self._busy:
             self._preparing = self._pool.submit(StagingBuffer, size, self._pool, self._threads)

@@ -1,0 +1,27 @@
+"""A mesh of two ranks of which one is here, so that tensors and models are really sharded without other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+@contextmanager
+def mesh_of_two() -> Iterator[DeviceMesh]:
+    """A mesh whose exchanges do nothing; its process group ends with the block."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield init_device_mesh("cpu", (2,))
+    finally:
+        dist.destroy_process_group()
+
+
+def shard_on(mesh: DeviceMesh) -> DTensor:
+    """The first half of a tensor that is cut by rows."""
+    return distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
