@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.config import Config
-from trainer.parallel import ddp, fsdp
+from trainer.parallel import ddp
 from trainer.parallel.mesh import ParallelDims, mesh_problems
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
@@ -16,7 +16,10 @@ def choose_strategy(config: Config, world: World) -> Strategy:
     dims = ParallelDims.of(config.parallel, world)
     if dims.shard == 1:
         return ddp.Replicated(config.parallel, world, dims)
-    return fsdp.Sharded(config, world, dims)
+    # Only sharding needs this import, which takes most of a second.
+    from trainer.parallel.fsdp import Sharded
+
+    return Sharded(config.parallel, config.precision, world, dims)
 
 
 def problems(config: Config, world: World) -> Sequence[str]:
@@ -26,4 +29,4 @@ def problems(config: Config, world: World) -> Sequence[str]:
         return lines
     if ParallelDims.of(config.parallel, world).shard == 1:
         return ddp.problems(config.parallel, device=world.device)
-    return fsdp.problems(config.parallel)
+    return ddp.unused(config.parallel)

@@ -6,7 +6,7 @@ sharding trains nothing, without an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,33 +15,21 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lustrain.problem import UserError, problem
-from trainer.config import Config, ParallelConfig, PrecisionConfig
+from trainer.config import ParallelConfig, PrecisionConfig
 from trainer.parallel.ddp import refuse_batch_statistics
 from trainer.parallel.mesh import ParallelDims
 from trainer.parallel.strategy import ModelSource
 from trainer.parallel.world import World
 
 GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
-DDP_ONLY = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "comm_hook")
-
-
-def problems(config: ParallelConfig) -> Sequence[str]:
-    """Return one line for each option of DDP that is set although parameters are sharded."""
-    defaults = ParallelConfig()
-    why = f"belongs to DistributedDataParallel, and parallel.shard = {config.shard} uses FSDP2"
-    return [
-        problem(f"parallel.{key}", getattr(config, key), why, fix="leave it out")
-        for key in DDP_ONLY
-        if getattr(config, key) != getattr(defaults, key)
-    ]
 
 
 class Sharded:
     """FSDP2 over a mesh of one axis, or HSDP where there are several replicas."""
 
-    def __init__(self, config: Config, world: World, dims: ParallelDims) -> None:
+    def __init__(self, config: ParallelConfig, precision: PrecisionConfig, world: World, dims: ParallelDims) -> None:
         self.dims = dims
-        self._config, self._world = config, world
+        self._config, self._precision, self._world = config, precision, world
         self._mesh = dims.device_mesh(world.device)
         self._model: FSDPModule | None = None
 
@@ -62,16 +50,16 @@ class Sharded:
         empty = any(parameter.is_meta for parameter in model.parameters())
         options: dict[str, Any] = {
             "mesh": self._mesh,
-            "mp_policy": mixed_precision(self._config.precision),
+            "mp_policy": mixed_precision(self._precision),
         }
-        if self._config.parallel.offload:
+        if self._config.offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=self._world.device.type == "cuda")
         for block in source.blocks(model):
-            fully_shard(block, reshard_after_forward=self._config.parallel.reshard, **options)
+            fully_shard(block, reshard_after_forward=self._config.reshard, **options)
         # The root's own parameters are needed first in backward: gathering them twice would gain nothing.
         self._model = fully_shard(model, reshard_after_forward=False, **options)
         if empty:
-            model.to_empty(device="cpu" if self._config.parallel.offload else self._world.device)
+            model.to_empty(device="cpu" if self._config.offload else self._world.device)
             source.initialise(model)
         return model
 

@@ -1,0 +1,99 @@
+"""A sharded run is the same training: losses of one rank, bits of its own after a resume, and any mesh goes on from any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lustrain.problem import UserError
+from tests.fork_server import ForkServer
+from tests.trainer.meshes import MeshRuns, equal
+from tests.trainer.ranks import run_ranks
+from trainer import parallel
+from trainer.config import ParallelConfig, PrecisionConfig
+from trainer.parallel import ddp, fsdp
+from trainer.parallel.mesh import ParallelDims, mesh_problems
+
+
+@pytest.mark.slow
+def test_sharded_run_has_one_ranks_losses_and_resumes_to_the_bit(fork_server: ForkServer, tmp_path: Path) -> None:
+    runs = MeshRuns(fork_server, tmp_path)
+    runs.train("one", "one")
+    runs.train("whole", "fsdp2")
+    for mine, ones in zip(runs.steps("whole"), runs.steps("one"), strict=True):
+        assert mine == pytest.approx(ones, rel=1e-5)
+    runs.train("parts", "fsdp2", "train.steps=5")
+    runs.train("parts", "fsdp2")
+    assert runs.steps("parts") == runs.steps("whole")
+    assert equal(runs.tensors("parts"), runs.tensors("whole"))
+
+
+@pytest.mark.parametrize(
+    ("shard", "replicate", "ranks", "paths"),
+    [
+        (1, None, 3, []),
+        (3, None, 6, []),
+        (3, 2, 6, []),
+        ("all", None, 5, []),
+        ("all", 1, 5, []),
+        (4, None, 6, ["parallel.shard"]),
+        (8, None, 6, ["parallel.shard"]),
+        (2, 2, 6, ["parallel.replicate"]),
+        ("all", 2, 4, ["parallel.replicate"]),
+    ],
+)
+def test_mesh_that_the_ranks_cannot_make_is_named(
+    shard: int | str, replicate: int | None, ranks: int, paths: list[str]
+) -> None:
+    config = ParallelConfig.model_validate({"shard": shard, "replicate": replicate})
+    assert [line.path for line in mesh_problems(config, ranks)] == paths
+
+
+def test_ranks_of_a_replica_are_neighbours() -> None:
+    dims = [ParallelDims(replicate=2, shard=3, rank=rank) for rank in range(6)]
+    assert [one.shard_rank for one in dims] == [0, 1, 2, 0, 1, 2]
+    assert [one.axes[0].coordinate for one in dims] == [0, 0, 0, 1, 1, 1]
+    assert {(one.data_rank, one.data_size) for one in dims} == {(rank, 6) for rank in range(6)}
+
+
+def test_options_of_ddp_are_refused_where_parameters_are_sharded() -> None:
+    config = ParallelConfig(shard=2, comm_hook="bf16", bucket_mb=5.0)
+    assert [line.path for line in ddp.unused(config)] == ["parallel.bucket_mb", "parallel.comm_hook"]
+
+
+def test_gradients_are_reduced_in_fp32_whatever_is_computed_in() -> None:
+    for mode, gathered in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        policy = fsdp.mixed_precision(PrecisionConfig(mode=mode))
+        assert (policy.param_dtype, policy.reduce_dtype) == (gathered, torch.float32)
+    assert fsdp.mixed_precision(PrecisionConfig()).param_dtype is None
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+
+def refused(world: parallel.World, model: nn.Module) -> str:
+    strategy = fsdp.Sharded(ParallelConfig(shard="all"), PrecisionConfig(), world, ParallelDims(1, 2, world.rank))
+    try:
+        strategy.wrap(model, Source())
+    except UserError as error:
+        return error.problems[0].path
+    return ""
+
+
+class Source:
+    """A Task of which nothing but its blocks is wanted."""
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return []
+
+
+@pytest.mark.slow
+def test_models_that_cannot_be_sharded_are_refused_in_one_line(fork_server: ForkServer) -> None:
+    assert run_ranks(fork_server, 2, refused, Scaled()) == ["parallel.shard"] * 2
+    assert run_ranks(fork_server, 2, refused, nn.Sequential(nn.BatchNorm1d(2))) == ["task.name"] * 2
