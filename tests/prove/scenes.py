@@ -140,6 +140,11 @@ SCENES = (
         ("tests/launch/test_launch_kubernetes.py",),
     ),
     Scene(
+        "meshes",
+        "ranks that exchange through gloo, on five meshes: kills, and resumes on every other mesh",
+        ("tests/trainer/test_meshes.py",),
+    ),
+    Scene(
         "faults",
         "ranks, S3 server, metadata service: notices, damage, full disks, failing stores",
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from lustrain.problem import UserError
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
-from trainer.config import Config
+from trainer.config import Config, ParallelConfig
 from trainer.parallel import World
 from trainer.run import footprint
 from trainer.run.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
@@ -95,6 +96,29 @@ def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_as_it_is_made(mo
         check_memory(CONFIG, Footprint(10**9, 72 * GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"})
     with pytest.raises(UserError, match=r"at least 64 GB for 8 ranks, this machine has 32 GB"):
         check_memory(CONFIG, Footprint(2 * 10**9, GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"})
+
+
+@pytest.mark.parametrize(
+    ("parallel", "path"),
+    [
+        ({"shard": 8}, None),
+        ({"shard": "all"}, None),
+        ({"shard": 4}, "train.micro_batch"),
+        ({}, "task.model (parameters)"),
+        ({"shard": 8, "offload": True}, "task.model (parameters)"),
+    ],
+    ids=str,
+)
+def test_shards_divide_what_a_rank_holds(
+    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, object], path: str | None
+) -> None:
+    monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 32 * GB))
+    monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 80 * GB, 80 * GB))
+    world, eight = World(0, 8, 0, torch.device("cuda", 0), HashStore()), Footprint(8 * 10**9, 60 * GB, "task.model")
+    config = CONFIG.model_copy(update={"parallel": ParallelConfig.model_validate(parallel)})
+    with pytest.raises(UserError) if path else nullcontext() as refused:
+        check_memory(config, eight, world, {"LOCAL_WORLD_SIZE": "8"})
+    assert path is None or [line.path for line in refused.value.problems] == [path]
 
 
 def test_the_lowest_limit_from_the_processs_own_group_up_counts_and_swap_is_memory_too(tmp_path: Path) -> None:

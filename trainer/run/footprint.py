@@ -54,8 +54,9 @@ def check_memory(config: Config, need: Footprint | None, world: World, environ: 
         return
     ranks = ranks_here(world.world_size, environ)
     host, gpu = host_memory(), gpu_memory(world.device)
-    # Of what is sharded, each rank holds its part; a block that is gathered to compute with comes on top.
-    trained, built = (size / ParallelDims.of(config.parallel, world).shard for size in (TRAINED_BYTES, BUILT_BYTES))
+    shard = ParallelDims.of(config.parallel, world).shard
+    # Of what is sharded a rank holds its part, from the beginning; blocks that are gathered to compute with come on top.
+    trained, built = TRAINED_BYTES / shard, BUILT_BYTES if shard == 1 else 0
     if gpu is None:
         _require(config, need, host, trained, need.activations, ranks)
     else:
