@@ -159,7 +159,6 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         data_seconds += seconds
         digest += digest_of(batch) if config.metrics.batch_digest else 0
         on_device = {name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()}
-        precision.reseed(config.run.seed, step, micro * world.world_size + world.rank)
         last = micro == training.accumulation - 1
         with parallel.accumulate(training.wrapped, last=last), precision.autocast(config.precision, world.device):
             loss = task.loss(training.wrapped, on_device)
@@ -218,8 +217,10 @@ def notice_to(training: Training) -> Notice | None:
 
 def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:
     """Yield this rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
+    world = training.world
     for micro in range(training.accumulation):
         began = time.perf_counter()
+        precision.seed_streams(training.config.run.seed, step, micro * world.world_size + world.rank)
         batch = training.task.train_batch(sample_ids(training, step, micro))
         later = divmod(micro + 1, training.accumulation)
         training.task.prefetch(sample_ids(training, step + later[0], later[1]))
@@ -250,6 +251,8 @@ def evaluate(training: Training) -> float:
     count = 0
     training.model.eval()
     for start in range(world.rank * size, samples, world.world_size * size):
+        # No training step has the number 0: every evaluation draws the same numbers.
+        precision.seed_streams(config.run.seed, 0, start // size)
         ids = order.sample_ids(config.run.seed, start, min(size, samples - start), task.eval_samples)
         batch = {name: tensor.to(world.device) for name, tensor in task.eval_batch(ids).items()}
         with precision.autocast(config.precision, world.device):

@@ -147,7 +147,6 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, cl
         sink=sink,
         generation=claim.generation,
     )
-    precision.seed_streams(config.run.seed, 0, world.rank)
     warm_up(training)
     return training
 
@@ -158,12 +157,7 @@ def resume(
     """Load the newest whole checkpoint, if there is any, settle the lineage, and make what saves from then on."""
     config, world = training.config, training.world
     tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
-    mine = f"own/{world.rank}/"
-
-    def want(name: str) -> bool:
-        return name in tensors or name.startswith(mine)
-
-    loaded = load_claimed(config, world, votes, store, claim, want, training.sink.event)
+    loaded = load_claimed(config, world, votes, store, claim, tensors.__contains__, training.sink.event)
     parent = loaded.manifest.id if loaded else None
 
     @store_failures_exit_1()
@@ -207,11 +201,10 @@ def make_saving(
         on_event=training.sink.event,
         before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
     )
-    checkpointer.prepare(tensors, precision.rng_tensors(world.rank))
+    checkpointer.prepare(tensors, {})
     fence = Fence(claim.lease, config.checkpoint.lease_poll_s, training.sink.event) if claim.lease else None
     state = State(
         shared=tensors,
-        own=lambda: precision.rng_tensors(world.rank),
         manifest=lambda: {
             "progress": training.progress.to_state(),
             "cursor": training.progress.step * config.train.global_batch,
@@ -248,15 +241,11 @@ def require_same_weights(answers: dict[int, Json]) -> Json:
 
 
 def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
-    """Put a verified checkpoint into the training, bit for bit; the same world also gets its random streams back."""
+    """Put a verified checkpoint into the training, bit for bit."""
     optim.load_in_place(tensors, loaded.tensors)
     state = loaded.manifest.state
     training.progress = Progress.from_state(state["progress"])
     precision.load_scaler(training.scaler, state["scaler"])
-    if loaded.manifest.world_size == training.world.world_size:
-        precision.restore_rng(loaded.tensors, training.world.rank)
-    else:
-        precision.seed_streams(training.config.run.seed, training.progress.step, training.world.rank)
 
 
 def announce(training: Training, claim: Claim, loaded: Loaded | None, weights: str) -> None:

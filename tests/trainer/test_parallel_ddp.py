@@ -16,7 +16,7 @@ from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import OptimizerConfig, ParallelConfig
 from trainer.step.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors
-from trainer.step.precision import reseed
+from trainer.step.precision import seed_streams
 from trainer.tasks.models import llama
 
 SHAPE = llama.LlamaShape(width=32, layers=2, heads=4, kv_heads=2, hidden=64, vocab_size=53)
@@ -40,7 +40,7 @@ def backward(wrapped: nn.Module, world: parallel.World, step: int) -> float:
     for m in range(MICRO_BATCHES // world.world_size):
         number = m * world.world_size + world.rank
         tokens = micro_batch(step, number)
-        reseed(0, step, number)
+        seed_streams(0, step, number)
         with parallel.accumulate(wrapped, last=m == MICRO_BATCHES // world.world_size - 1):
             loss = wrapped(tokens[:, :-1], tokens[:, 1:])
             (loss * (world.world_size / nominal)).backward()

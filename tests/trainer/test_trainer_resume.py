@@ -13,11 +13,10 @@ from tests.checkpoint.stores import AWAY, away
 from tests.lab.faulty_proxy import Answer, FaultyProxy
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
-from tests.trainer.tiny_runs import LR, commits, events, records, train, write_config
+from tests.trainer.tiny_runs import LR, commits, events, newest, records, train, write_config
 from trainer.checkpoint.format.layout import ATTEMPTS, LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.format.records import Manifest
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import ScheduleConfig
 from trainer.step import schedule
 from trainer.storage import open_store
@@ -29,14 +28,6 @@ EARLY = ("eval.every=2", "eval.patience=2", "eval.min_delta=100.0", "train.steps
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     return write_config(tmp_path, 8, 4, every_steps=1000, more="[eval]\nevery = 3\nbatches = 2\n")
-
-
-def newest(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """The last commit and all its tensors' bytes, those of the rank itself included."""
-    store = open_store(str(folder))
-    manifest = read_manifest(store, commits(folder)[-1])
-    tensors = read_checkpoint(Places(store), manifest, want=lambda name: True, on_event=lambda kind, fields: None)
-    return manifest, {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def counters(manifest: Manifest) -> dict[str, Any]:
@@ -64,7 +55,6 @@ def test_an_interrupted_run_ends_with_every_byte_and_counter_of_the_uninterrupte
     assert 0 < progress["last_eval_loss"] != progress["best_eval_loss"] > 0
     assert found.about["eval_loss"] == progress["last_eval_loss"]
     assert found_bytes == expected_bytes
-    assert {"own/0/rng/python", "own/0/rng/numpy", "own/0/rng/torch"} <= found_bytes.keys()
     if precision == "fp16":
         assert expected.state["scaler"]["scale"] < 262144.0, "no step overflowed: nothing that a fresh scaler lacks"
         assert expected.state["scaler"]["_growth_tracker"] > 1

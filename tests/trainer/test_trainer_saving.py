@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from tests.checkpoint.saving import own_tensors, sample_tensors
+from tests.checkpoint.saving import sample_tensors
 from tests.trainer.ranks import run_threads
 from trainer.checkpoint.save.flight import FinishedSave
 from trainer.checkpoint.save.interval import Interval
@@ -111,7 +111,7 @@ def saving_with(
     interval: Interval | None = None,
     **more: float,
 ) -> Saving:
-    state = State(sample_tensors(rows=3), lambda: own_tensors(rank), dict, dict)
+    state = State(sample_tensors(rows=3), dict, dict)
     return Saving(
         saver,
         votes or StoreVotes(HashStore(), 1),

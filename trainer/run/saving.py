@@ -39,12 +39,10 @@ class NotSavedError(UserError):
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds: functions, since random streams and counters move on between saves."""
+    """What a checkpoint holds; functions where counters move on between saves."""
 
     shared: Mapping[str, Tensor]
     """Tensors that all ranks hold alike, updated in place by training."""
-    own: Callable[[], Mapping[str, Tensor]]
-    """This rank's own tensors, e.g. its random number streams."""
     manifest: Callable[[], dict[str, Any]]
     """What is not a tensor, the same on every rank."""
     about: Callable[[], dict[str, Any]]
@@ -102,9 +100,8 @@ class Saving:
         """Begin a save of the state after `step`; returns the seconds for which the loop was blocked."""
         state = self._state
         try:
-            blocked = self._checkpointer.save(
-                step, state.shared, state.own(), state.manifest(), state.about(), urgent=urgent
-            )
+            # Nothing belongs to one rank: random streams are seeded anew for each micro-batch.
+            blocked = self._checkpointer.save(step, state.shared, {}, state.manifest(), state.about(), urgent=urgent)
         except LostRunError as error:
             self._lost = error
             return 0.0

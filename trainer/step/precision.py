@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from lustrain.problem import UserError, problem
+from lustrain.problem import problem
 from trainer.config import PrecisionConfig
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -104,91 +102,15 @@ def stream_seed(seed: int, *path: int) -> int:
     return splitmix64(seed)
 
 
-def reseed(seed: int, step: int, micro: int) -> None:
-    """Seed torch on CPU and GPU for one micro-batch, so that dropout does not depend on which rank computes it."""
-    value = stream_seed(seed, step, micro)
+def seed_streams(seed: int, step: int, micro_batch: int) -> None:
+    """Seed torch (CPU and GPU), Python's `random` and NumPy for one micro-batch, counted over all ranks of its step.
+
+    What a Task or dropout draws after it does not depend on which rank computes the micro-batch. It takes about 10 us.
+    """
+    value = stream_seed(seed, step, micro_batch)
+    random.seed(value)
+    np.random.seed(value % 2**32)
     # torch.manual_seed would also note the seed and a formatted stack for every kind of device that is absent: 150 us.
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(value)
-
-
-def seed_streams(seed: int, step: int, rank: int) -> None:
-    """Seed this process's streams of Python and NumPy, which a Task may use: a run begins alike each time.
-
-    They go on from there, each rank's own, and a resume on as many ranks puts them back (`restore_rng`); on another number of
-    ranks they begin anew at the step that it goes on from.
-    """
-    value = stream_seed(seed, step, rank)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-
-
-def rng_tensors(rank: int) -> dict[str, Tensor]:
-    """Return this process's random states as uint8 tensors named own/<rank>/rng/{python,numpy,torch,cuda}."""
-    prefix = f"own/{rank}/rng/"
-    tensors = {
-        f"{prefix}python": _tensor(_encode_python()),
-        f"{prefix}numpy": _tensor(_encode_numpy()),
-        f"{prefix}torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        tensors[f"{prefix}cuda"] = torch.cuda.get_rng_state()
-    return tensors
-
-
-def restore_rng(tensors: Mapping[str, Tensor], rank: int) -> bool:
-    """Put this rank's states back; False, and nothing changed, when they were not saved (the world was another one)."""
-    prefix = f"own/{rank}/rng/"
-    if not {f"{prefix}python", f"{prefix}numpy", f"{prefix}torch"} <= tensors.keys():
-        return False
-    try:
-        python, numpy = (
-            _decode_python(_bytes(tensors[f"{prefix}python"])),
-            _decode_numpy(_bytes(tensors[f"{prefix}numpy"])),
-        )
-    except struct.error as error:
-        raise UserError(
-            f"{prefix}*: not a random state of this format ({error}); fix: use an older checkpoint"
-        ) from error
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(tensors[f"{prefix}torch"].cpu())
-    if f"{prefix}cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors[f"{prefix}cuda"].cpu())
-    return True
-
-
-_PYTHON = struct.Struct("<I625I?d")
-"""random.getstate(): version, the Mersenne Twister's 624 words and position, whether a Gaussian is kept, and that Gaussian."""
-_NUMPY = struct.Struct("<624Ii?d")
-"""numpy.random.get_state(): 624 words, position, whether a Gaussian is kept, and that Gaussian."""
-
-
-def _encode_python() -> bytes:
-    version, words, gauss = random.getstate()
-    return _PYTHON.pack(version, *words, gauss is not None, gauss or 0.0)
-
-
-def _decode_python(raw: bytes) -> tuple[int, tuple[int, ...], float | None]:
-    version, *words, kept, gauss = _PYTHON.unpack(raw)
-    return version, tuple(words), gauss if kept else None
-
-
-def _encode_numpy() -> bytes:
-    state: Any = np.random.get_state()
-    _, words, position, kept, gauss = state
-    return _NUMPY.pack(*words.tolist(), position, bool(kept), gauss)
-
-
-def _decode_numpy(raw: bytes) -> tuple[str, np.ndarray[Any, np.dtype[np.uint32]], int, int, float]:
-    *words, position, kept, gauss = _NUMPY.unpack(raw)
-    return "MT19937", np.array(words, dtype=np.uint32), position, int(kept), gauss
-
-
-def _tensor(raw: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.cpu().numpy().tobytes()

@@ -49,7 +49,12 @@ class Footprint:
 
 
 class Task(ABC):
-    """A kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
+    """A kind of training. Construction is cheap and touches nothing; `open` reads the data sets.
+
+    The loop seeds the global random streams of torch, Python and NumPy before it makes each micro-batch. So `train_batch`,
+    `eval_batch` and `loss` may draw from them: the numbers do not depend on how many ranks there are. Threads of a Task and
+    `prefetch` may not: they would change the numbers of whichever micro-batch is being made meanwhile.
+    """
 
     Options: ClassVar[type[Section]]
 
@@ -95,7 +100,7 @@ class Task(ABC):
         """Like `train_batch`, from the held-out set."""
 
     def prefetch(self, ids: Ids) -> None:  # noqa: B027 -- optional: data in memory or on local disk needs none
-        """Prepare for `train_batch(ids)`, which will be called soon; return at once."""
+        """Prepare for `train_batch(ids)`, which will be called soon; return at once, and draw from no global random stream."""
 
     def close(self) -> None:  # noqa: B027 -- optional: most Tasks hold nothing that needs it
         """End background reading, if there is any."""
