@@ -25,7 +25,7 @@ LEAVE = timedelta(minutes=30)
 """EC2 ends the instances of a capacity block so long before its end:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
 SIZE_FLAGS = ("--nodes", "--spare", "--nproc", "--group", "--partition")
-"""Without these no number of ranks is known to divide the batch."""
+"""Where one of these is wrong, the number of ranks is not known."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
@@ -137,9 +137,17 @@ def resolve_request(
         raise UserError(problems)
     ranks = nproc or backend.default_ranks(target, problems) or 1
     options = backend.options(flags, target, problems)
-    policy, problem_of_batch = _policy(flags, config, backend, (min_nodes, max_nodes), ranks)
-    if problem_of_batch and not any(line.path in SIZE_FLAGS for line in problems):
-        problems.append(problem_of_batch)
+    micro_batches = _micro_batches(config, problems)
+    policy = RestartPolicy(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        ranks_per_node=ranks,
+        micro_batches_per_step=micro_batches,
+        allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
+        scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
+    )
+    if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
+        problems.append(_too_many_ranks(flags, policy))
     if problems:
         raise UserError(problems)
     settings = _settings(config, target.run, cluster)
@@ -235,25 +243,25 @@ def _nproc(flags: TrainFlags, problems: list[Problem]) -> int | None:
     return int(_number("--nproc", flags.nproc, 1, MAX_RANKS, problems)) or 1
 
 
-def _policy(
-    flags: TrainFlags, config: Config, backend: RequestBackend, nodes: tuple[int, int], ranks: int
-) -> tuple[RestartPolicy, Problem | None]:
-    """Return the restart policy, and what is wrong where no number of nodes divides the batch."""
+def _micro_batches(config: Config, problems: list[Problem]) -> int:
+    """Return the micro-batches of a step; 0, and a problem, where the batch has no whole number of them."""
     batch, micro = config.train.global_batch, config.train.micro_batch
-    micro_batches, odd = divmod(batch, micro)
-    policy = RestartPolicy(
-        min_nodes=nodes[0],
-        max_nodes=nodes[1],
-        ranks_per_node=ranks,
-        micro_batches_per_step=0 if odd else micro_batches,
-        allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
-        scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
-    )
-    if not odd and policy.usable_nodes(nodes[1]):
-        return policy, None
-    why = f"no number of nodes with {ranks} ranks each divides {batch} samples into micro-batches of {micro}"
-    fix = "change train.global_batch, train.micro_batch, --nodes or --nproc"
-    return policy, problem("--nodes", flags.nodes, why, fix=fix)
+    if batch % micro == 0:
+        return config.train.micro_batches
+    why = f"is not a multiple of train.micro_batch = {micro}"
+    fix = f"a train.micro_batch that divides {batch}"
+    problems.append(problem("train.global_batch", batch, why, allowed=f"multiples of {micro}", fix=fix))
+    return 0
+
+
+def _too_many_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
+    """Return what is wrong where even the fewest nodes have more ranks than a step has micro-batches."""
+    ranks, micro_batches = policy.ranks_per_node, policy.micro_batches_per_step
+    why = f"{policy.min_nodes * ranks} ranks are more than the {micro_batches} micro-batches of a step"
+    fix = "fewer ranks, or a smaller train.micro_batch"
+    if ranks > micro_batches:
+        return problem("--nproc", flags.nproc, why, allowed=f"1 to {micro_batches}", fix=fix)
+    return problem("--nodes", flags.nodes, why, allowed=f"1 to {micro_batches // ranks}", fix=fix)
 
 
 def _run_uri(flags: TrainFlags, config: Config, cluster: Cluster | None, folder: Path, problems: list[Problem]) -> str:

@@ -79,7 +79,7 @@ class TrainConfig(Section):
     global_batch: Samples
     """Samples per optimizer step over all ranks; changing it changes the training, so a run keeps it."""
     micro_batch: Samples
-    """Samples per forward pass on one rank; accumulation follows: global_batch / (world size x micro_batch)."""
+    """Samples per forward pass on one rank, a divisor of global_batch. The ranks share the micro-batches of a step in turn."""
     grad_clip: Magnitude = 1.0
     """Largest global gradient norm; 0 measures it without clipping."""
     deterministic: bool = False
@@ -88,6 +88,11 @@ class TrainConfig(Section):
     """`torch.compile` each block of the Task."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one step over all ranks: no more ranks than that can be used."""
+        return self.global_batch // self.micro_batch
 
 
 class EvalConfig(Section):

@@ -27,6 +27,7 @@ from trainer.metrics import Sink
 from trainer.parallel.strategy import Strategy
 from trainer.run.saving import Saving
 from trainer.step import optim, precision, schedule
+from trainer.step.passes import Pass, passes
 from trainer.tasks import Ids, Task
 
 Record = dict[str, Any]
@@ -90,8 +91,12 @@ class Training:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per rank and step."""
-        return self.config.train.global_batch // (self.config.train.micro_batch * self.world.world_size)
+        """Forward passes per rank and step."""
+        return -(-self.config.train.micro_batches // self.strategy.dims.data_size)
+
+    def passes(self, micro_batches: int) -> list[Pass]:
+        """Return this rank's passes over so many micro-batches, of a step or of an evaluation."""
+        return passes(micro_batches, self.strategy.dims.data_rank, self.strategy.dims.data_size)
 
 
 @dataclass
@@ -149,25 +154,27 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     """Forward, backward, exchange, optimizer for one global batch; returns the step's record and what the ranks agreed on."""
     config, task, world = training.config, training.task, training.world
     nominal = config.train.global_batch * task.tokens_per_sample()
-    # DDP averages over ranks; with this its result is the mean over the nominal tokens.
-    loss_scale = world.world_size / nominal
+    # Strategies average over ranks; with this their result is the mean over the nominal tokens.
+    loss_scale = training.strategy.dims.data_size / nominal
     lr = schedule.lr_at(step, config.schedule, config.train.steps, config.optimizer.lr)
     optim.set_lr(training.optimizer, lr)
     training.optimizer.zero_grad(set_to_none=True)
 
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     count, digest, data_seconds = 0, 0, 0.0
-    for micro, batch, seconds in micro_batches(training, step):
+    for done, (micro, batch, seconds) in enumerate(micro_batches(training, step), start=1):
         data_seconds += seconds
-        digest += digest_of(batch) if config.metrics.batch_digest else 0
+        digest += digest_of(batch) if micro.counts and config.metrics.batch_digest else 0
         on_device = {name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()}
-        last = micro == training.accumulation - 1
+        last = done == training.accumulation
         with training.strategy.micro_batch(last=last), precision.autocast(config.precision, world.device):
             loss = task.loss(training.wrapped, on_device)
         with training.strategy.micro_batch(last=last):
-            training.scaler.scale(loss.total * loss_scale).backward()  # type: ignore[no-untyped-call]
-        loss_sum += loss.total.detach()
-        count += loss.count
+            weight = loss_scale if micro.counts else 0.0
+            training.scaler.scale(loss.total * weight).backward()  # type: ignore[no-untyped-call]
+        if micro.counts:
+            loss_sum += loss.total.detach()
+            count += loss.count
 
     notice = notice_to(training) is not None
     save = training.saving.due(step)
@@ -217,23 +224,23 @@ def notice_to(training: Training) -> Notice | None:
     return notice
 
 
-def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:
-    """Yield this rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
-    world = training.world
-    for micro in range(training.accumulation):
+def micro_batches(training: Training, step: int) -> Iterator[tuple[Pass, dict[str, Tensor], float]]:
+    """Yield this rank's passes of a step, each with its batch and the seconds spent on that."""
+    mine = training.passes(training.config.train.micro_batches)
+    following = [*((step, later) for later in mine[1:]), (step + 1, mine[0])]
+    for micro, (next_step, later) in zip(mine, following, strict=True):
         began = time.perf_counter()
-        precision.seed_streams(training.config.run.seed, step, micro * world.world_size + world.rank)
-        batch = training.task.train_batch(sample_ids(training, step, micro))
-        later = divmod(micro + 1, training.accumulation)
-        training.task.prefetch(sample_ids(training, step + later[0], later[1]))
+        precision.seed_streams(training.config.run.seed, step, micro.number)
+        batch = training.task.train_batch(sample_ids(training, step, micro.number))
+        training.task.prefetch(sample_ids(training, next_step, later.number))
         yield micro, batch, time.perf_counter() - began
 
 
-def sample_ids(training: Training, step: int, micro: int) -> Ids:
-    """Which samples this rank takes in its micro-batch number `micro` of a step."""
-    config, world = training.config, training.world
+def sample_ids(training: Training, step: int, micro_batch: int) -> Ids:
+    """Return the samples of a step's micro-batch, which is counted over all ranks."""
+    config = training.config
     size = config.train.micro_batch
-    start = (step - 1) * config.train.global_batch + (micro * world.world_size + world.rank) * size
+    start = (step - 1) * config.train.global_batch + micro_batch * size
     return order.sample_ids(config.run.seed, start, size, training.task.train_samples)
 
 
@@ -245,22 +252,24 @@ def digest_of(batch: Mapping[str, Tensor]) -> int:
 
 @torch.no_grad()
 def evaluate(training: Training) -> float:
-    """Mean loss over the first `eval.batches` global batches of held-out samples, each taken by one rank."""
+    """Mean loss over the first `eval.batches` global batches of held-out samples, each counted on one rank."""
     config, task, world = training.config, training.task, training.world
     size = config.train.micro_batch
     samples = min(config.eval.batches * config.train.global_batch, task.eval_samples)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     count = 0
     training.model.eval()
-    for start in range(world.rank * size, samples, world.world_size * size):
+    for micro in training.passes(-(-samples // size)):
         # No training step has the number 0: every evaluation draws the same numbers.
-        precision.seed_streams(config.run.seed, 0, start // size)
+        precision.seed_streams(config.run.seed, 0, micro.number)
+        start = micro.number * size
         ids = order.sample_ids(config.run.seed, start, min(size, samples - start), task.eval_samples)
         batch = {name: tensor.to(world.device) for name, tensor in task.eval_batch(ids).items()}
         with precision.autocast(config.precision, world.device):
             loss = task.loss(training.model, batch)
-        total += loss.total
-        count += loss.count
+        if micro.counts:
+            total += loss.total
+            count += loss.count
     training.model.train()
     loss_sum, tokens = parallel.all_reduce_stats(world, [float(total), float(count)])
     return loss_sum / max(tokens, 1.0)

@@ -89,8 +89,8 @@ def _announce_and_pause(executor: Executor, start: Start, log: Callable[[str], N
     if start.why:
         log(f"{start.why}: starting again{pause} on {', '.join(start.nodes)}")
     if start.idle:
-        size = len(start.nodes) + len(start.idle)
-        log(f"idle, and paid for: {', '.join(start.idle)}; {size} nodes do not divide train.global_batch evenly")
+        why = "a step has too few micro-batches (train.global_batch / train.micro_batch) for their ranks"
+        log(f"idle, and paid for: {', '.join(start.idle)}; {why}")
     if start.after_s:
         executor.sleep(start.after_s)
     return not executor.stop_reason()

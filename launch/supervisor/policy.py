@@ -69,7 +69,7 @@ class RestartPolicy:
     max_nodes: int = 1
     ranks_per_node: int = 1
     micro_batches_per_step: int = 1
-    """global_batch / micro_batch: a multiple of every world size that can be used."""
+    """global_batch / micro_batch: no more ranks than that can be used."""
     allow_blamed_nodes: bool = False
     """Use nodes that were blamed twice."""
     scheduler_can_replace_nodes: bool = False
@@ -78,9 +78,8 @@ class RestartPolicy:
 
     def usable_nodes(self, available: int) -> int:
         """Return how many of the available nodes can be used; 0 where they are too few."""
-        sizes = range(self.min_nodes, min(self.max_nodes, available) + 1)
-        fits = (nodes for nodes in sizes if self.micro_batches_per_step % (nodes * self.ranks_per_node) == 0)
-        return max(fits, default=0)
+        nodes = min(self.max_nodes, available, self.micro_batches_per_step // self.ranks_per_node)
+        return nodes if nodes >= self.min_nodes else 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Start:
     after_s: float = 0.0
     why: str = ""
     idle: tuple[str, ...] = ()
-    """Nodes that are available and would be used if the world size divided evenly."""
+    """Nodes that are available, and would be used if a step had more micro-batches."""
 
 
 @dataclass(frozen=True)

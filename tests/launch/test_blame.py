@@ -68,7 +68,13 @@ def test_a_run_that_is_over_asks_for_no_nodes() -> None:
     assert final_decision(RestartPolicy(), [Launch(1, ("a",), EXIT_PEERS, blamed=("a",))], 0.0) is None
 
 
-def test_a_node_that_no_world_has_a_place_for_is_named() -> None:
-    move = decide(RestartPolicy(min_nodes=2, max_nodes=4, micro_batches_per_step=8), [], ["a", "b", "c"], 0.0)
+@pytest.mark.parametrize(
+    ("micro_batches", "used", "idle"), [(8, ("a", "b", "c"), ()), (4, ("a", "b", "c"), ()), (2, ("a", "b"), ("c",))]
+)
+def test_only_a_node_without_a_micro_batch_is_idle(
+    micro_batches: int, used: tuple[str, ...], idle: tuple[str, ...]
+) -> None:
+    policy = RestartPolicy(min_nodes=2, max_nodes=4, micro_batches_per_step=micro_batches)
+    move = decide(policy, [], ["a", "b", "c"], 0.0)
     assert isinstance(move, Start)
-    assert (move.nodes, move.idle) == (("a", "b"), ("c",))
+    assert (move.nodes, move.idle) == (used, idle)

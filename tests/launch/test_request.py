@@ -116,7 +116,8 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
         ({"nodes": "3-2"}, "--nodes = '3-2': is not a number of nodes"),
         ({"nodes": "2"}, "--nodes = '2': is more than this machine; fix: --nproc sets its ranks"),
         ({"spare": "x"}, "--spare = 'x': must be a whole number"),
-        ({"nproc": "3"}, "--nodes = '1': no number of nodes with 3 ranks each divides 4 samples into micro-batches"),
+        ({"nproc": "3"}, "--nproc = '3': 3 ranks are more than the 2 micro-batches of a step; allowed: 1 to 2; fix: "),
+        ({"on": "slurm", "nproc": "1", "nodes": "3-8"}, "--nodes = '3-8': 3 ranks are more than the 2 micro-batches"),
         ({"nproc": "0"}, "--nproc = '0': must be a whole number"),
         ({"name": "../up"}, "--name = '../up': is not a plain name"),
         ({"time": "1"}, "--time = '1': only valid with --on slurm"),
@@ -135,6 +136,15 @@ def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: s
         resolve(wrong, load(tmp_path / "config.toml"), None)
     (only,) = caught.value.problems
     assert only.startswith(line)
+
+
+def test_a_batch_without_whole_micro_batches_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        request_of(tmp_path, None, {"global_batch": 5})
+    (only,) = caught.value.problems
+    assert only.startswith(
+        "train.global_batch = 5: is not a multiple of train.micro_batch = 2; allowed: multiples of 2"
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_without_a_loss_that_is_a_number_nothing_is_saved(
 @pytest.mark.parametrize(
     ("sets", "line"),
     [
-        (["train.global_batch=9"], "train.global_batch = 9: is not a multiple of world size x micro_batch = 1 x 2"),
+        (["train.global_batch=9"], "train.global_batch = 9: is not a multiple of micro_batch = 2; allowed: multiples of 2"),
         (["train.micro_batch=16"], "train.global_batch = 4"),
         (["task.name=poetry"], "task.name = 'poetry'"),
         (["task.sample=3"], "task.sample = 3: unknown key"),

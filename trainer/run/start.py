@@ -83,14 +83,17 @@ def proven_settings_exit_1() -> Iterator[None]:
 def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
     """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
     train = config.train
-    per_step = world.world_size * train.micro_batch
     lines: list[str] = []
-    if train.global_batch % per_step:
-        why = f"is not a multiple of world size x micro_batch = {world.world_size} x {train.micro_batch}"
-        fix = f"a micro_batch that divides {train.global_batch}, or another number of ranks"
-        lines.append(
-            problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
-        )
+    if train.global_batch % train.micro_batch:
+        why = f"is not a multiple of micro_batch = {train.micro_batch}"
+        allowed, fix = f"multiples of {train.micro_batch}", f"a micro_batch that divides {train.global_batch}"
+        lines.append(problem("train.global_batch", train.global_batch, why, allowed=allowed, fix=fix))
+    elif train.micro_batches < world.world_size:
+        why = f"a step has {train.micro_batches} micro-batches, fewer than the {world.world_size} ranks"
+        most = train.global_batch // world.world_size
+        allowed = f"divisors of {train.global_batch} up to {most}" if most else ""
+        fix = "lower it, or start fewer ranks"
+        lines.append(problem("train.micro_batch", train.micro_batch, why, allowed=allowed, fix=fix))
     lines += choose.problems(config, world)
     lines += precision.problems(config.precision, world.device)
     if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
