@@ -24,7 +24,8 @@ from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
 from trainer.parallel.agree import decide, together
-from trainer.parallel.votes import StoreVotes, VoteTimeout
+from trainer.parallel.peers import rank_0_last
+from trainer.parallel.votes import RankGoneError, StoreVotes, VoteTimeout
 from trainer.run.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import make_task
@@ -170,6 +171,19 @@ def test_silent_rank_is_named_on_every_rank_that_waits() -> None:
 
     errors, _ = on_ranks(work, 3)
     assert [(type(error), error.missing) for error in errors[:2]] == [(VoteTimeout, [2])] * 2
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_rank_that_fails_between_decisions_ends_the_others(gone: int) -> None:
+    def work(rank: int, votes: CountedVotes) -> None:
+        with rank_0_last(world_of(rank, 3), votes):
+            if rank == gone:
+                raise MemoryError("8 GiB")
+            together(votes, rank, "topic", dict)
+
+    errors, _ = on_ranks(work, 3)
+    assert type(errors.pop(gone)) is MemoryError
+    assert [(type(error), error.reasons) for error in errors] == [(RankGoneError, {gone: "MemoryError: 8 GiB"})] * 2
 
 
 @pytest.mark.parametrize("where", ["work", "judge"])

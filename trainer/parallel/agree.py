@@ -12,7 +12,7 @@ from typing import Any
 
 from lustrain.problem import UserError
 from trainer.errors import EXIT_FAILURE
-from trainer.parallel.votes import VoteBox, VoteError, VoteTimeout
+from trainer.parallel.votes import RankGoneError, VoteBox, VoteError, VoteTimeout
 
 START_S = 1800.0
 """For a step of the start: one rank may take that long to open its data or to read its weights back."""
@@ -26,13 +26,13 @@ Judge = Callable[[dict[int, Json]], Json]
 def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, timeout_s: float) -> Json:
     """Return what `judge` makes, on rank 0, of every rank's answer; the same on every rank.
 
-    A UserError of the judge is raised on every rank; of anything else that goes wrong in it the others raise a line.
-    VoteTimeout on every rank when one is silent for `timeout_s`.
+    A UserError of `judge` is raised on every rank; of anything else that goes wrong in it the others raise a line.
+    On every rank VoteTimeout when one is silent for `timeout_s`, RankGoneError when one has left.
     """
     votes.post(topic, rank, mine)
     if rank == 0:
         _judge(votes, topic, judge, timeout_s)
-    # The others may have to wait for the slowest rank and then for rank 0's judgement.
+    # The others may have to wait for the slowest rank and then for rank 0's decision.
     outcome = votes.gather(_outcome(topic), timeout_s + 60.0, ranks=[0])[0]
     if "value" in outcome:
         return dict(outcome["value"])
@@ -40,6 +40,8 @@ def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, time
         votes.post(_heard(topic), rank, {})
     if "missing" in outcome:
         raise VoteTimeout(topic, outcome["missing"], timeout_s)
+    if "gone" in outcome:
+        raise RankGoneError(topic, {int(rank): why for rank, why in outcome["gone"].items()})
     raise UserError(outcome["problems"], outcome["exit_code"])
 
 
@@ -100,9 +102,10 @@ def _judge(votes: VoteBox, topic: str, judge: Judge, timeout_s: float) -> None:
     except UserError as error:
         votes.post(_outcome(topic), 0, _refusal(error))
     except VoteTimeout as error:
-        with suppress(VoteError):
-            votes.post(_outcome(topic), 0, {"missing": error.missing})
-            _stay_until_heard(votes, topic, {*range(1, votes.world_size)} - {*error.missing})
+        _post_absence(votes, topic, {"missing": error.missing}, error.missing)
+        raise
+    except RankGoneError as error:
+        _post_absence(votes, topic, {"gone": error.reasons}, error.reasons)
         raise
     except VoteError:
         raise
@@ -114,6 +117,12 @@ def _judge(votes: VoteBox, topic: str, judge: Judge, timeout_s: float) -> None:
         with suppress(VoteError):
             votes.post(_outcome(topic), 0, _defect(0, error))
         raise
+
+
+def _post_absence(votes: VoteBox, topic: str, outcome: Json, absent: Iterable[int]) -> None:
+    with suppress(VoteError):
+        votes.post(_outcome(topic), 0, outcome)
+        _stay_until_heard(votes, topic, {*range(1, votes.world_size)} - {*absent})
 
 
 def _post_interrupt(votes: VoteBox, rank: int, topic: str, error: BaseException) -> None:

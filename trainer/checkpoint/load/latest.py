@@ -91,9 +91,9 @@ def load_latest(
         opened.append(Places(store, open_tiers(tiers, store.uri, on_event)))
         return {"ids": [[c.generation, c.step] for c in candidates]}
 
-    ids = together(votes, rank, "load/candidates", begin, lambda answers: answers[0], timeout_s=timeout_s)["ids"]
+    agreed = together(votes, rank, "load/candidates", begin, lambda answers: answers[0], timeout_s=timeout_s)
     skipped: list[str] = []
-    for number, candidate in enumerate(ManifestId(*pair) for pair in ids):
+    for number, candidate in enumerate(ManifestId(*pair) for pair in agreed["ids"]):
         topic = f"load/{number}/{candidate.key}"
         read = partial(_try_candidate, opened[0], candidate, want, on_event)
         loaded, reason = _agree_on(votes, rank, topic, read, timeout_s)
