@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from trainer.parallel.votes import StoreVotes, VoteError, VoteTimeout
+from trainer.parallel.votes import RankGoneError, StoreVotes, VoteError, VoteTimeout
 
 
 @pytest.fixture(params=["hash", "tcp"])
@@ -53,6 +53,16 @@ def test_a_rank_that_says_nothing_is_named_after_the_agreed_time(boxes: list[Sto
     assert time.monotonic() - began >= 0.1
     assert timeout.value.missing == [1]
     assert boxes[0].poll("topic") == {0: {}, 2: {}}
+
+
+def test_rank_that_left_is_not_waited_for(boxes: list[StoreVotes]) -> None:
+    boxes[1].post("topic", 1, {"x": 1})
+    boxes[2].leave(2, "MemoryError")
+    boxes[1].leave(1, "KeyError")
+    assert boxes[0].gather("topic", 1e9, ranks=[1]) == {1: {"x": 1}}
+    with pytest.raises(RankGoneError) as gone:
+        boxes[0].gather("other", 1e9)
+    assert list(gone.value.reasons.items()) == [(2, "MemoryError"), (1, "KeyError")]
 
 
 def test_waiting_for_some_ranks_does_not_wait_for_the_others(boxes: list[StoreVotes]) -> None:

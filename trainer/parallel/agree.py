@@ -12,7 +12,7 @@ from typing import Any
 
 from lustrain.problem import UserError
 from trainer.errors import EXIT_FAILURE
-from trainer.parallel.votes import VoteBox, VoteError, VoteTimeout
+from trainer.parallel.votes import RankGoneError, VoteBox, VoteError, VoteTimeout
 
 START_S = 1800.0
 """For a step of the start: one rank may take that long to open its data or to read its weights back."""
@@ -20,19 +20,19 @@ HEARD_S = 30.0
 """How long rank 0, whose process may host the store, stays until the others have read why it ends."""
 
 Json = dict[str, Any]
-Judge = Callable[[dict[int, Json]], Json]
+Reduce = Callable[[dict[int, Json]], Json]
 
 
-def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, timeout_s: float) -> Json:
-    """Return what `judge` makes, on rank 0, of every rank's answer; the same on every rank.
+def gather_and_decide(votes: VoteBox, rank: int, topic: str, value: Json, reduce: Reduce, timeout_s: float) -> Json:
+    """Return what `reduce` makes, on rank 0, of every rank's answer; the same on every rank.
 
-    A UserError of the judge is raised on every rank; of anything else that goes wrong in it the others raise a line.
-    VoteTimeout on every rank when one is silent for `timeout_s`.
+    A UserError of `reduce` is raised on every rank; of anything else that goes wrong in it the others raise a line.
+    On every rank VoteTimeout when one is silent for `timeout_s`, RankGoneError when one has left.
     """
-    votes.post(topic, rank, mine)
+    votes.post(topic, rank, value)
     if rank == 0:
-        _judge(votes, topic, judge, timeout_s)
-    # The others may have to wait for the slowest rank and then for rank 0's judgement.
+        _post_decision(votes, topic, reduce, timeout_s)
+    # The others may have to wait for the slowest rank and then for rank 0's decision.
     outcome = votes.gather(_outcome(topic), timeout_s + 60.0, ranks=[0])[0]
     if "value" in outcome:
         return dict(outcome["value"])
@@ -40,19 +40,21 @@ def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, time
         votes.post(_heard(topic), rank, {})
     if "missing" in outcome:
         raise VoteTimeout(topic, outcome["missing"], timeout_s)
+    if "gone" in outcome:
+        raise RankGoneError(topic, {int(rank): why for rank, why in outcome["gone"].items()})
     raise UserError(outcome["problems"], outcome["exit_code"])
 
 
-def together(
+def run_on_all_ranks(
     votes: VoteBox,
     rank: int,
     topic: str,
     work: Callable[[], Json | None],
-    judge: Judge | None = None,
+    reduce: Reduce | None = None,
     *,
     timeout_s: float = START_S,
 ) -> Json:
-    """Do `work` on every rank, and return what `judge` makes of the results (nothing by default).
+    """Do `work` on every rank, and return what `reduce` makes of the results (nothing by default).
 
     If it fails anywhere, every rank raises all ranks' problems, each line once; a rank's defect also keeps its own trace.
     A rank that is interrupted (KeyboardInterrupt, SystemExit) posts that and leaves at once, without the others' results.
@@ -60,25 +62,25 @@ def together(
     defect: Exception | None = None
     try:
         # What JSON cannot hold must fail here, too, and not in the post that the others wait for.
-        mine: Json = {"value": json.loads(json.dumps(work() or {}))}
+        value: Json = {"value": json.loads(json.dumps(work() or {}))}
     except UserError as error:
-        mine = _refusal(error)
+        value = _refusal(error)
     except Exception as error:  # noqa: BLE001 -- the others must not wait for a rank that is about to leave
         defect = error
-        mine = _defect(rank, error)
+        value = _defect(rank, error)
     except BaseException as error:
         _post_interrupt(votes, rank, topic, error)
         raise
 
-    def judged(answers: dict[int, Json]) -> Json:
+    def reduced(answers: dict[int, Json]) -> Json:
         refused = [answer for _, answer in sorted(answers.items()) if "problems" in answer]
         if refused:
             lines = dict.fromkeys(line for answer in refused for line in answer["problems"])
             raise UserError(lines, max(answer["exit_code"] for answer in refused))
-        return judge({rank: answer["value"] for rank, answer in answers.items()}) if judge else {}
+        return reduce({rank: answer["value"] for rank, answer in answers.items()}) if reduce else {}
 
     try:
-        return decide(votes, rank, topic, mine, judged, timeout_s)
+        return gather_and_decide(votes, rank, topic, value, reduced, timeout_s)
     except UserError:
         if defect is None:
             raise
@@ -93,16 +95,17 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
-def _judge(votes: VoteBox, topic: str, judge: Judge, timeout_s: float) -> None:
+def _post_decision(votes: VoteBox, topic: str, reduce: Reduce, timeout_s: float) -> None:
     """Post rank 0's outcome; what is no UserError is raised here too, once the others have read it."""
     try:
-        votes.post(_outcome(topic), 0, {"value": judge(votes.gather(topic, timeout_s))})
+        votes.post(_outcome(topic), 0, {"value": reduce(votes.gather(topic, timeout_s))})
     except UserError as error:
         votes.post(_outcome(topic), 0, _refusal(error))
     except VoteTimeout as error:
-        with suppress(VoteError):
-            votes.post(_outcome(topic), 0, {"missing": error.missing})
-            _stay_until_heard(votes, topic, {*range(1, votes.world_size)} - {*error.missing})
+        _post_absence(votes, topic, {"missing": error.missing}, error.missing)
+        raise
+    except RankGoneError as error:
+        _post_absence(votes, topic, {"gone": error.reasons}, error.reasons)
         raise
     except VoteError:
         raise
@@ -114,6 +117,12 @@ def _judge(votes: VoteBox, topic: str, judge: Judge, timeout_s: float) -> None:
         with suppress(VoteError):
             votes.post(_outcome(topic), 0, _defect(0, error))
         raise
+
+
+def _post_absence(votes: VoteBox, topic: str, outcome: Json, absent: Iterable[int]) -> None:
+    with suppress(VoteError):
+        votes.post(_outcome(topic), 0, outcome)
+        _stay_until_heard(votes, topic, {*range(1, votes.world_size)} - {*absent})
 
 
 def _post_interrupt(votes: VoteBox, rank: int, topic: str, error: BaseException) -> None:

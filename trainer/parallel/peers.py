@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lustrain.problem import UserError
 from trainer.errors import EXIT_PEERS
 from trainer.parallel import World
+from trainer.parallel.agree import reason_of
 from trainer.parallel.votes import VoteBox, VoteError
 
 FAREWELL_S = 30.0
@@ -51,11 +52,19 @@ def is_lost_rank(error: Exception) -> bool:
 
 @contextmanager
 def rank_0_last(world: World, votes: VoteBox) -> Iterator[None]:
-    """Have rank 0 wait for the others when all ranks end together: done, stopped, or refused alike."""
+    """Have rank 0 wait for the others when all ranks end together: done, stopped, or refused alike.
+
+    A rank that ends for a reason of its own lets those know that wait for its vote.
+    """
     try:
         yield
     except UserError:
         _part(world, votes)
+        raise
+    except BaseException as error:
+        with suppress(VoteError):
+            votes.post("farewell", world.rank, {})
+            votes.leave(world.rank, reason_of(error))
         raise
     _part(world, votes)
 

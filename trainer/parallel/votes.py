@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+_GONE = "gone"
 _FIRST_WAIT_S = 0.005
 _LONGEST_WAIT_S = 0.25
 """Polling slows down to four requests a second per rank, a small load for the store even from a thousand ranks."""
@@ -28,6 +29,16 @@ class VoteTimeout(VoteError):
         self.missing = missing
         shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         super().__init__(f"no vote from rank {shown} on {topic!r} within {timeout:.0f} s")
+
+
+class RankGoneError(VoteError):
+    """Ranks ended without posting; `reasons` by rank, in the order in which they left."""
+
+    def __init__(self, topic: str, reasons: dict[int, str]) -> None:
+        self.reasons = reasons
+        rank, why = next(iter(reasons.items()))
+        more = f", as did {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        super().__init__(f"no vote on {topic!r}: rank {rank} ended ({why}){more}")
 
 
 class VoteBox(ABC):
@@ -57,7 +68,8 @@ class VoteBox(ABC):
     ) -> dict[int, dict[str, Any]]:
         """Wait until all of `ranks` (None: every rank) have posted, and return their values by rank.
 
-        Raises VoteTimeout with the missing ranks after `timeout` seconds, and VoteError when `stop` is set meanwhile.
+        Raises RankGoneError when a missing one has left, VoteTimeout with the missing ranks after `timeout` seconds, and
+        VoteError when `stop` is set meanwhile.
         """
         wanted = range(self.world_size) if ranks is None else ranks
         stop = stop or threading.Event()
@@ -70,6 +82,8 @@ class VoteBox(ABC):
             missing = [rank for rank in wanted if rank not in posts]
             if not missing:
                 return {rank: posts[rank] for rank in wanted}
+            if left_early := {rank: post["why"] for rank, post in self.poll(_GONE).items() if rank in missing}:
+                raise RankGoneError(topic, left_early)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise VoteTimeout(topic, missing, timeout)
@@ -82,6 +96,10 @@ class VoteBox(ABC):
         posts: dict[int, dict[str, Any]] = {}
         self._read_posts(topic, set(), posts)
         return posts
+
+    def leave(self, rank: int, why: str) -> None:
+        """End the waiting for posts of this rank, which will not come any more; raises VoteError."""
+        self.post(_GONE, rank, {"why": why})
 
 
 class StoreVotes(VoteBox):
