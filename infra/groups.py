@@ -38,6 +38,10 @@ class Capacity(Section):
     training_plan: PlanArn | None = None
     zone_id: ZoneId | None = None
     """Where the reservation, block or plan lies, if you know: compared with the group's zone before anything is made."""
+    on_demand_base: Annotated[int, Field(ge=0)] = 0
+    """`spot` on EC2 only: so many of `count` are always on demand. The others are spot or wait: nothing that spot does not give
+    comes on demand in its place
+    (https://docs.aws.amazon.com/autoscaling/ec2/userguide/mixed-instances-groups-set-up-overview.html)."""
     size: Positive | None = None
     """How many instances it holds, if you know."""
     placement_group: str | None = None
@@ -57,6 +61,11 @@ class Group(Section):
     name: Name
     instance_type: Annotated[str, like(r"(ml\.)?[a-z0-9-]+\.[a-z0-9-]+", "an instance type", "p5.48xlarge")]
     """EC2's name (`p5.48xlarge`); HyperPod's `ml.` is added where it belongs."""
+    other_types: tuple[
+        Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "g5.12xlarge")], ...
+    ] = ()
+    """EC2, spot: further types that a node may have, in the order of preference, where `instance_type` is not to be had. All
+    are launched by one template, so they have the same accelerators, cores and network cards: rule EC2-024."""
     count: Annotated[int, Field(ge=0, le=6758)]
     """HyperPod's upper limit, from its API model."""
     min_count: Annotated[int, Field(ge=0)] | None = None
@@ -101,6 +110,16 @@ class Group(Section):
     @property
     def ec2_type(self) -> str:
         return self.instance_type.removeprefix("ml.")
+
+    @property
+    def ec2_types(self) -> tuple[str, ...]:
+        """All types that a node may have, the preferred one first."""
+        return (self.ec2_type, *self.other_types)
+
+    def of_type(self, name: str) -> Group:
+        """Return the group as it is where spot gives nodes of this type alone."""
+        spot = self.capacity.model_copy(update={"on_demand_base": 0})
+        return self.model_copy(update={"instance_type": name, "other_types": (), "capacity": spot})
 
     @property
     def hyperpod_type(self) -> str:

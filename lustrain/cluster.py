@@ -129,6 +129,8 @@ class NodeGroup(Section):
     nvme: Annotated[int, Field(ge=0)] = 0
     lustre_efa: Annotated[int, Field(ge=0)] = 0
     """EFA interfaces of a node that LNet gets; 0 is Lustre over TCP."""
+    other_types: tuple[str, ...] | None = None
+    """Further types that a node may have, each with the same devices but for the number of its local drives."""
     by_hand: bool | None = None
     """The counts were described by hand, and hold where the node agent's own table knows the type otherwise or not at all."""
     partition: Name | None = None
@@ -323,7 +325,7 @@ def described(
     """
     if backend == "hyperpod-eks":
         lustre = None
-    known = {"type", "role", "gpus", "efa", "nvme", "lustre_efa", "by_hand"}
+    known = {"type", "other_types", "role", "gpus", "efa", "nvme", "lustre_efa", "by_hand"}
     shown = {"path", "efa", "throughput_mb_s", "stripes"}
     mounted_by_agent = lustre if backend == "machines" else None
     return {

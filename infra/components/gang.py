@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.nodes.capacity import PLATFORM, SAVE_SECONDS, ReservationPlan
+from infra.plan.nodes.capacity import (
+    ON_DEMAND_STRATEGY,
+    PLATFORM,
+    SAVE_SECONDS,
+    SPOT_STRATEGY,
+    Mix,
+    ReservationPlan,
+)
 from infra.plan.nodes.gang import (
     GONE_WITHIN,
     HOP_LIMIT,
@@ -140,15 +147,17 @@ class Gang(pulumi.ComponentResource):
         self, template: aws.ec2.LaunchTemplate, subnet_id: pulumi.Input[str], depends_on: Sequence[pulumi.Resource]
     ) -> aws.autoscaling.Group:
         name, plan = self._name, self._plan
+        version = template.latest_version.apply(lambda version: str(int(version)))
         group = aws.autoscaling.Group(
             f"{name}-gang",
             min_size=plan.min_size,
             max_size=plan.count,
             desired_capacity=plan.desired,
             vpc_zone_identifiers=[subnet_id],
-            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
-                id=template.id, version=template.latest_version.apply(lambda version: str(int(version)))
-            ),
+            launch_template=None
+            if plan.mix
+            else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
+            mixed_instances_policy=_policy(plan.mix, template, version) if plan.mix else None,
             # Nodes may come late or never: a deployment must not wait for capacity.
             wait_for_capacity_timeout="0",
             health_check_type="EC2",
@@ -226,6 +235,28 @@ class Gang(pulumi.ComponentResource):
                 f"{self._name}-near", strategy="cluster", opts=pulumi.ResourceOptions(parent=self)
             ).name
         return None if group is None else aws.ec2.LaunchTemplatePlacementArgs(group_name=group)
+
+
+def _policy(
+    mix: Mix, template: aws.ec2.LaunchTemplate, version: pulumi.Output[str]
+) -> aws.autoscaling.GroupMixedInstancesPolicyArgs:
+    return aws.autoscaling.GroupMixedInstancesPolicyArgs(
+        launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+            launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
+                launch_template_id=template.id, version=version
+            ),
+            overrides=[
+                aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=kind)
+                for kind in mix.types
+            ],
+        ),
+        instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
+            on_demand_allocation_strategy=ON_DEMAND_STRATEGY,
+            on_demand_base_capacity=mix.on_demand_base,
+            on_demand_percentage_above_base_capacity=0,
+            spot_allocation_strategy=SPOT_STRATEGY,
+        ),
+    )
 
 
 def _interface(

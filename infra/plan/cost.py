@@ -6,7 +6,7 @@ backups, gigabytes through the NAT gateway and the endpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
 
@@ -156,7 +156,8 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
     """Yield a group's machines and their disks."""
     facts, capacity = spec.type_of(group), group.capacity
     accelerated = facts is None or bool(facts.accelerators)
-    what = f"{group.count} x {group.hyperpod_type if spec.hyperpod else group.ec2_type}"
+    types = (group.ec2_type,) if spec.hyperpod else group.ec2_types
+    what = f"{group.count} x {group.hyperpod_type if spec.hyperpod else ' or '.join(types)}"
     if capacity.mode in BOUGHT and not capacity.create:
         yield Part(group.name, what, 0.0, BOUGHT[capacity.mode], not accelerated, bought=True)
     else:
@@ -164,10 +165,10 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
             region,
             group.name,
             what,
-            {group.ec2_type: group.count},
+            {_dearest(types, region): group.count},
             _note(group),
             always_on=capacity.create or not accelerated,
-            least=SPOT_SHARE if capacity.mode == "spot" else 1.0,
+            least=_least(group),
         )
     disks = {"gp3-gb": group.count * group.root_volume_gib}
     if not spec.hyperpod:
@@ -176,10 +177,28 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
     yield _part(region, f"{group.name} disks", what, disks, always_on=not accelerated)
 
 
+def _dearest(types: Sequence[str], region: str) -> str:
+    """Return the type with the highest price; one without a known price may be dearer than all others."""
+    prices = {kind: price(kind, region) for kind in types}
+    unpriced = [kind for kind, known in prices.items() if known is None]
+    return unpriced[0] if unpriced else max(prices, key=lambda kind: known.usd_hour if (known := prices[kind]) else 0.0)
+
+
+def _least(group: Group) -> float:
+    """Return the share of the figure that is paid at least: spot may be cheap, nodes on demand are not."""
+    if group.capacity.mode != "spot" or not group.count:
+        return 1.0
+    base = min(group.capacity.on_demand_base, group.count)
+    return (base + SPOT_SHARE * (group.count - base)) / group.count
+
+
 def _note(group: Group) -> str:
     if group.capacity.create:
         return "a reservation, billed from its creation on, used or not"
-    return "at the on-demand price, the most that spot costs" if group.capacity.mode == "spot" else ""
+    if group.capacity.mode != "spot":
+        return ""
+    of = " of the dearest type" if group.other_types else ""
+    return f"at the on-demand price{of}, the most that spot costs"
 
 
 def _lustre(plan: LustrePlan, region: str) -> Part:

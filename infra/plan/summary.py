@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Group
 from infra.plan.network.vpc import addresses_needed
 from infra.plan.storage.lustre import LustrePlan, lustre_plan
 
@@ -21,7 +21,14 @@ def _groups(spec: ClusterSpec) -> Iterator[str]:
     for group in spec.groups:
         kind = spec.node_of(group)
         efa = f", EFA interfaces: {kind.efa} each" if kind and kind.efa and group.role == "worker" else ""
-        yield f"{group.name}: {group.count} x {group.ec2_type}, {group.capacity.mode}{efa}"
+        yield f"{group.name}: {machines(group)}, {group.capacity.mode}{efa}"
+
+
+def machines(group: Group) -> str:
+    """Return how many machines of which types a group has, and how many of them are always on demand."""
+    base = group.capacity.on_demand_base
+    always = f", {base} of them on demand" if base else ""
+    return f"{group.count} x {' or '.join(group.ec2_types)}{always}"
 
 
 def _lustre(plan: LustrePlan) -> str:

@@ -130,6 +130,26 @@ def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
             yield path, group, facts
 
 
+@dataclass(frozen=True)
+class GroupType:
+    """A type that nodes of a group may have: the group's path, the path of the type's name, the group as it is with that type
+    alone, and what is known of its nodes."""
+
+    path: str
+    key: str
+    group: Group
+    facts: Instance | None
+
+
+def group_types(spec: ClusterSpec) -> Iterator[GroupType]:
+    """Yield every type that nodes may have; HyperPod's groups have one."""
+    for path, group in groups(spec):
+        others = {} if spec.hyperpod else {f"other_types.{index}": kind for index, kind in enumerate(group.other_types)}
+        for key, kind in {"instance_type": group.instance_type, **others}.items():
+            alone = group.of_type(kind)
+            yield GroupType(path, f"{path}.{key}", alone, spec.node_of(alone))
+
+
 def listed(values: Iterable[object]) -> str:
     """Return `a, b and c`, in the order given and each once."""
     words = [str(value) for value in dict.fromkeys(values)]

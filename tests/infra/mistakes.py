@@ -43,6 +43,14 @@ P9 = {
     "network_cards": [{"interfaces": 4}, {"count": 16, "types": ["interface", "efa", "efa-only"]}],
 }
 """A type that no catalogue knows."""
+OTHERS = "groups.0.other_types"
+TWO_TYPES: dict[str, Any] = {
+    "groups.0.instance_type": "g6.12xlarge",
+    OTHERS: ["g5.12xlarge"],
+    "groups.0.placement": "none",
+}
+UNLIKE = ("g5.48xlarge", "g6e.12xlarge", "inf2.24xlarge", "g5g.16xlarge", "g4dn.metal", "mac1.metal")
+"""Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, EFA, and Linux."""
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
 
@@ -174,6 +182,18 @@ MISTAKES = [
     Mistake("CAP-019", RESERVED, {"groups.0.capacity.ends_at": GONE}),
     Mistake("CAP-020", RESERVED, {"groups.0.placement": "cluster"}),
     Mistake("CAP-018", RESERVED, {"groups.0.count": 0}),
+    *(Mistake("EC2-024", SPOT, {**TWO_TYPES, OTHERS: [kind]}, f"{OTHERS}.0") for kind in UNLIKE),
+    Mistake(
+        "EC2-024", SPOT, {**TWO_TYPES, "groups.0.instance_type": "g6.48xlarge", OTHERS: ["g6e.48xlarge"]}, f"{OTHERS}.0"
+    ),
+    Mistake("EC2-001", SPOT, {**TWO_TYPES, OTHERS: ["g5.12xlrage"]}, f"{OTHERS}.0"),
+    Mistake("CFG-006", SLURM, {"groups.2.other_types": ["p5en.48xlarge"]}),
+    Mistake("CAP-022", SPOT, {**TWO_TYPES, "groups.0.capacity": {"mode": "on-demand"}}, OTHERS),
+    Mistake("CAP-022", SPOT, {**TWO_TYPES, OTHERS: ["g5.12xlarge", "g6.12xlarge"]}, f"{OTHERS}.1"),
+    Mistake("CAP-022", SPOT, {"groups.0.capacity.on_demand_base": 8}),
+    Mistake("CAP-022", EKS, {"groups.1.capacity.on_demand_base": 1}),
+    Mistake("CAP-023", SPOT, {**TWO_TYPES, "groups.0.placement": "cluster"}),
+    Mistake("EC2-020", SPOT, {**TWO_TYPES, "zone_id": "use1-az3"}, f"{OTHERS}.0"),
     Mistake("EC2-001", SPOT, {"groups.0.instance_type": "g6e.48xlrage"}),
     Mistake("EC2-002", SPOT, {"groups.0.instance_type": "g6e.4xlarge"}),
     Mistake("EC2-003", SPOT, {"groups.1": group(instance_type="g6e.4xlarge")}, ".instance_type"),

@@ -12,7 +12,22 @@ from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.node_policy import node_statements
 from infra.plan.nodes.eks import addons
 from tests.infra.edits import place, spec_of
-from tests.infra.mistakes import BLOCK, BOUNDARY, EKS, FURTHER, KEY, LINKS, NODE_ROLE, NOW, PROFILE, PROXY, SLURM, SPOT
+from tests.infra.mistakes import (
+    BLOCK,
+    BOUNDARY,
+    EKS,
+    FURTHER,
+    KEY,
+    LINKS,
+    NODE_ROLE,
+    NOW,
+    OTHERS,
+    PROFILE,
+    PROXY,
+    SLURM,
+    SPOT,
+    TWO_TYPES,
+)
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
 SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
@@ -40,14 +55,15 @@ Answer = tuple[str, str, dict[str, Any] | str]
 """Service, method, and what it answers; text is an error's code."""
 
 
-def offered(*zones: str) -> Answer:
-    kind = {"InstanceType": "g6e.48xlarge", "LocationType": "availability-zone-id"}
+def offered(*zones: str, type_: str = "g6e.48xlarge") -> Answer:
+    kind = {"InstanceType": type_, "LocationType": "availability-zone-id"}
     found = [{**kind, "Location": zone} for zone in zones]
     return "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": found}
 
 
-def quota(name: str, value: float) -> Answer:
-    return "service-quotas", "list_service_quotas", {"Quotas": [{"QuotaName": name, "Value": value}]}
+def quota(name: str, value: float, **more: float) -> Answer:
+    found = [{"QuotaName": key, "Value": most} for key, most in {name: value, **more}.items()]
+    return "service-quotas", "list_service_quotas", {"Quotas": found}
 
 
 def reservation(**keys: Any) -> Answer:
@@ -89,8 +105,8 @@ def plan(part: dict[str, Any] | None = None, **keys: Any) -> Answer:
     return "sagemaker", "describe_training_plan", found
 
 
-def prices(*usd: str) -> Answer:
-    found = [{"InstanceType": "g6e.48xlarge", "SpotPrice": one, "Timestamp": NOW} for one in usd]
+def prices(*usd: str, type_: str = "g6e.48xlarge") -> Answer:
+    found = [{"InstanceType": type_, "SpotPrice": one, "Timestamp": NOW} for one in usd]
     return "ec2", "describe_spot_price_history", {"SpotPriceHistory": found}
 
 
@@ -292,6 +308,8 @@ NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcde
 GATEWAY = {"DestinationPrefixListId": "pl-01234567", "GatewayId": "vpce-01234567"}
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-01234567"}
 G_SPOT = "All G and VT Spot Instance Requests"
+G_ON_DEMAND = "Running On-Demand G and VT instances"
+WITH_BASE: dict[str, Any] = {**TWO_TYPES, "groups.0.capacity.on_demand_base": 2}
 RESERVATION_KEY = "groups.0.capacity.reservation"
 PLAN_KEY = "groups.2.capacity.training_plan"
 MODE = "groups.0.capacity.mode"
@@ -368,6 +386,13 @@ CASES = [
     Case("EC2-102", SPOT, [quota(G_SPOT, 1536)]),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1535)], "groups"),
     Case("EC2-102", SPOT, [quota("All P5 Spot Instance Requests", 9999)], "groups", "unknown"),
+    Case("EC2-101", SPOT, [offered("use1-az4", type_="g6.12xlarge")], f"{OTHERS}.0", edits=TWO_TYPES),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 384)], edits=TWO_TYPES),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 383)], "groups", edits=TWO_TYPES),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 288, **{G_ON_DEMAND: 96})], edits=WITH_BASE),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 384, **{G_ON_DEMAND: 95})], "groups", edits=WITH_BASE),
+    Case("EC2-103", SPOT, [dry_run("DryRunOperation"), dry_run("Unsupported")], f"{OTHERS}.0", edits=TWO_TYPES),
+    Case("CAP-106", SPOT, [prices("3.10", type_="g6.12xlarge")], f"{OTHERS}.0", "warning", edits=TWO_TYPES),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 2)]),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 1)], "groups"),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for training job usage", 9)], "groups", "unknown"),

@@ -29,6 +29,7 @@ from tests.infra.mistakes import (
     RESERVED,
     SLURM,
     SPOT,
+    TWO_TYPES,
     US_EAST_1_DNS,
 )
 from tests.infra.registered import Registered, built, waits_for
@@ -114,6 +115,25 @@ def test_a_destroy_leaves_nodes_their_time_to_save_and_waits_for_the_last(spot: 
     group, hook = spot.only(GROUP), spot.only(HOOK)
     assert hook.retainOnDelete, "or it goes before the group that depends on nothing of it"
     assert (group.customTimeouts.delete, group.retainOnDelete, list(group.ignoreChanges)) == ("1h", False, [])
+
+
+def test_mixed_group_has_a_policy_and_a_template_without_spot(spot: Registered) -> None:
+    mixed = made_by(SPOT, **TWO_TYPES, **{"groups.0.capacity.on_demand_base": 2})
+    (group,), (template,) = mixed.of(GROUP).values(), mixed.of(TEMPLATE).values()
+    policy = group["mixedInstancesPolicy"]
+    assert [override["instanceType"] for override in policy["launchTemplate"]["overrides"]] == [
+        "g6.12xlarge",
+        "g5.12xlarge",
+    ]
+    assert policy["instancesDistribution"] == {
+        "onDemandAllocationStrategy": "prioritized",
+        "onDemandBaseCapacity": 2,
+        "onDemandPercentageAboveBaseCapacity": 0,
+        "spotAllocationStrategy": "capacity-optimized-prioritized",
+    }
+    assert ("launchTemplate" in group, "instanceMarketOptions" in template) == (False, False)
+    (plain,), (asks,) = spot.of(GROUP).values(), spot.of(TEMPLATE).values()
+    assert ("mixedInstancesPolicy" in plain, asks["instanceMarketOptions"]["marketType"]) == (False, "spot")
 
 
 def test_the_boot_script_arrives_as_base64_and_names_what_was_made(spot: Registered) -> None:

@@ -11,6 +11,7 @@ import pytest
 from infra.catalog.instances import instance
 from infra.clock import now
 from infra.local.aws import LocalAws
+from infra.plan.nodes.capacity import SPOT_STRATEGY
 from infra.plan.nodes.gang import gangs
 from infra.plan.nodes.nics import nics
 from tests.infra.local_network import Network, client, refusal
@@ -308,6 +309,44 @@ def test_duplicate_and_nonempty_groups_are_protected(network: Network, scaling: 
     scaling.update_auto_scaling_group(AutoScalingGroupName="once", MinSize=0, MaxSize=0, DesiredCapacity=0)
     scaling.delete_auto_scaling_group(AutoScalingGroupName="once")
     assert scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["once"])["AutoScalingGroups"] == []
+
+
+def mixed(launch: dict[str, Any], *types: str, base: int = 0) -> dict[str, Any]:
+    distribution = {
+        "OnDemandBaseCapacity": base,
+        "OnDemandPercentageAboveBaseCapacity": 0,
+        "SpotAllocationStrategy": SPOT_STRATEGY,
+    }
+    overrides = [{"InstanceType": kind} for kind in types]
+    return {
+        "LaunchTemplate": {"LaunchTemplateSpecification": launch, "Overrides": overrides},
+        "InstancesDistribution": distribution,
+    }
+
+
+def test_mixed_group_has_its_base_on_demand_and_the_rest_on_spot(network: Network, scaling: Any) -> None:
+    policy = mixed(template(network, "mixed"), "m5.xlarge", "m5a.xlarge", base=1)
+    request = group_request(network, "mixed", {}, MixedInstancesPolicy=policy)
+    del request["LaunchTemplate"]
+    scaling.create_auto_scaling_group(**request)
+    scaling.update_auto_scaling_group(AutoScalingGroupName="mixed", MaxSize=3, DesiredCapacity=3)
+    found = group(scaling, "mixed")
+    ids = [member["InstanceId"] for member in found["Instances"]]
+    assert {member["InstanceType"] for member in found["Instances"]} == {"m5.xlarge"}
+    reservations = network.ec2.describe_instances(InstanceIds=ids)["Reservations"]
+    markets = [member.get("InstanceLifecycle", "") for item in reservations for member in item["Instances"]]
+    assert sorted(markets) == ["", "spot", "spot"]
+    overrides = found["MixedInstancesPolicy"]["LaunchTemplate"]["Overrides"]
+    assert [override["InstanceType"] for override in overrides] == ["m5.xlarge", "m5a.xlarge"]
+
+
+def test_mixed_group_with_a_spot_template_is_refused(network: Network, scaling: Any) -> None:
+    spot = template(network, "spot", InstanceMarketOptions={"MarketType": "spot"})
+    plain = template(network, "plain")
+    for policy in (mixed(spot, "m5.xlarge"), mixed(plain, "m5.xlarge", "m5.tiny")):
+        request = group_request(network, "refused", {}, MixedInstancesPolicy=policy)
+        del request["LaunchTemplate"]
+        assert refusal(scaling.create_auto_scaling_group, **request)[0] == "ValidationError"
 
 
 def test_missing_reservation_leaves_the_group_empty(network: Network, scaling: Any) -> None:

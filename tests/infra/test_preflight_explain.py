@@ -85,6 +85,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SLURM, {"groups.2.volume_kms_key": "arn:key"}, Effect.IMPOSSIBLE, "groups (train).volume_kms_key"),
     (SPOT, {"groups.0.volume_kms_key": "arn:key"}, Effect.NEW_NODES, "groups (train).volume_kms_key"),
     (SPOT, {"groups.0.efa": False}, Effect.NEW_NODES, "groups (train).efa"),
+    (SPOT, {"groups.0.other_types": ["g6e.24xlarge"]}, Effect.NEW_NODES, "groups (train).other_types"),
     (BLOCK, {"groups.0.efa": False, "storage.lustre.efa": GONE}, Effect.REPLACES_FILE_SYSTEM, "storage.lustre.efa"),
     (SPOT, {"groups.0.placement": "none"}, Effect.NEW_NODES, "groups (train).placement"),
     (SPOT, {"groups.0.placement": "none"}, Effect.IMPOSSIBLE, "groups (train)"),

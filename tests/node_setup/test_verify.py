@@ -272,6 +272,12 @@ def test_a_failed_boot_is_named_by_its_step() -> None:
     assert said.startswith("the boot script failed at: mount of /fsx; fix: ")
 
 
+def test_another_type_of_the_group_is_no_problem() -> None:
+    for others, differs in (([], True), (["p5en.48xlarge"], True), (["p5en.48xlarge", "p5.48xlarge"], False)):
+        want = expected(p5(), Request(with_group(type="p5e.48xlarge", other_types=others)))
+        assert (want.type, want.other) == ("p5.48xlarge", differs)
+
+
 def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
     want = expected(p5(), Request(with_group(efa=8, gpus=0)))
     assert (want.efa, want.gpus) == (8, 8)

@@ -38,7 +38,7 @@ MODES: dict[Backend, tuple[CapacityMode, ...]] = {
 """HyperPod takes no EC2 reservation and no capacity block; EC2 knows no training plan."""
 KEYS: dict[CapacityMode, frozenset[str]] = {
     "on-demand": frozenset(),
-    "spot": frozenset(),
+    "spot": frozenset({"on_demand_base"}),
     "reservation": frozenset({"reservation", "create", "zone_id", "size", "placement_group", "ends_at"}),
     "capacity-block": frozenset({"reservation", "zone_id", "size", "starts_at", "ends_at"}),
     "training-plan": frozenset({"training_plan", "zone_id", "size", "ends_at"}),
@@ -88,6 +88,28 @@ class Market:
     placement_group: str | None = None
 
 
+SPOT_STRATEGY, ON_DEMAND_STRATEGY = "capacity-optimized-prioritized", "prioritized"
+"""Spot from the pool that is least likely to be interrupted, and the order of types where that leaves a choice; on demand by
+the order alone (https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html)."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What an Auto Scaling group decides at each launch, in place of its template: the type, the preferred one first, and the
+    market: `on_demand_base` nodes on demand, all others spot. A template under such a policy asks for no spot itself
+    (https://docs.aws.amazon.com/autoscaling/ec2/userguide/mixed-instances-groups-set-up-overview.html)."""
+
+    types: tuple[str, ...]
+    on_demand_base: int
+
+
+def mix(group: Group) -> Mix | None:
+    """Return the mix of a spot group that has several types or nodes on demand; None for every other group."""
+    if group.capacity.mode != "spot" or not (group.other_types or group.capacity.on_demand_base):
+        return None
+    return Mix(group.ec2_types, group.capacity.on_demand_base)
+
+
 @dataclass(frozen=True)
 class ReservationPlan:
     """A reservation that the deployment itself makes; billed from then on, used or not.
@@ -114,7 +136,7 @@ def market(group: Group, kind: Instance | None) -> Market:
     if capacity.mode == "capacity-block":
         return Market(type="capacity-block", reservation=capacity.reservation)
     own = group.placement != "none" and _has_placement_groups(kind)
-    if capacity.mode == "spot":
+    if capacity.mode == "spot" and mix(group) is None:
         return Market(type="spot", spot_type="one-time", interruption="terminate", own_placement_group=own)
     return Market(own_placement_group=own)
 

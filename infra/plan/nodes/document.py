@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.config import ClusterSpec, Group
+from infra.plan.nodes.capacity import mix
 from infra.plan.nodes.clients import lustre_interfaces, stripes
 from infra.plan.storage.lustre import lustre_plan
 from lustrain.cluster import FileSystem, NodeGroup, Paid, described
@@ -23,6 +24,7 @@ def node_document(spec: ClusterSpec) -> dict[str, Any]:
 def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
     kind = spec.node_of(group)
     accelerators = kind.accelerators if kind else ()
+    mixed = None if spec.hyperpod else mix(group)
     return NodeGroup(
         type=group.ec2_type,
         count=group.count,
@@ -32,6 +34,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         efa=kind.efa if kind else 0,
         nvme=kind.nvme_count if kind else 0,
         lustre_efa=lustre_interfaces(spec, group),
+        other_types=(mixed.types[1:] or None) if mixed else None,
         by_hand=group.ec2_type in spec.instance_types or None,
         partition=(group.partition or group.name)
         if spec.backend == "hyperpod-slurm" and group.role == "worker"

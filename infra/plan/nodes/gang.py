@@ -1,7 +1,7 @@
 """A worker group on plain EC2: one launch template, one Auto Scaling group that has all its nodes or is short of some.
 
-Spot comes from the template's market options, not from a mixed-instances policy: a gang has one instance type, and the
-same template then serves every market. Fields that the provider behind pulumi-aws does not know are left out
+Spot comes from the template's market options, so that one template serves every market; only a group of several types, or
+with some nodes on demand, has a mixed-instances policy. Fields that the provider behind pulumi-aws does not know are left out
 (placement group by id, bandwidth weighting, secondary interfaces, the group's own instance lifecycle policy).
 """
 
@@ -14,7 +14,7 @@ from datetime import date, datetime, timedelta
 
 from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
-from infra.plan.nodes.capacity import Market, empty_at, fill_at, market
+from infra.plan.nodes.capacity import Market, Mix, empty_at, fill_at, market, mix
 from infra.plan.nodes.nics import Nic, nics
 from infra.plan.place import Place, tags
 from lustrain.problem import UserError, problem
@@ -140,6 +140,7 @@ class GangPlan:
     tags: Mapping[str, str]
     fill_at: str | None
     empty_at: str | None
+    mix: Mix | None = None
 
     @property
     def desired(self) -> int:
@@ -191,6 +192,7 @@ def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance, now: da
         tags={**tags(spec), "Name": name, "lustrain:group": group.name},
         fill_at=fill_at(group.capacity, now),
         empty_at=empty_at(group.capacity),
+        mix=mix(group),
     )
 
 

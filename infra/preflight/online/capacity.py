@@ -10,8 +10,9 @@ from typing import Any
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
+from infra.plan.summary import machines
 from infra.preflight.online.client import Aws, answered
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, group_types, groups, listed
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"
 DESCRIBE = "ec2:DescribeCapacityReservations"
@@ -184,12 +185,12 @@ def _compare(path: str, spec: ClusterSpec, group: Group, plan: dict[str, Any]) -
     permission="ec2:DescribeSpotPriceHistory",
 )
 def spot_prices(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    spot = [(path, group) for path, group, _ in known_groups(spec) if group.capacity.mode == "spot"]
+    spot = [kind for kind in group_types(spec) if kind.facts and kind.group.capacity.mode == "spot"]
     if not spot:
         return
-    types: list[Any] = sorted({group.ec2_type for _, group in spot})
+    types: list[Any] = sorted({kind.group.ec2_type for kind in spot})
     prices: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for zone in sorted({spec.zone_of(group) for _, group in spot}):
+    for zone in sorted({spec.zone_of(kind.group) for kind in spot}):
         pages = aws.ec2.get_paginator("describe_spot_price_history").paginate(
             InstanceTypes=types,
             ProductDescriptions=["Linux/UNIX"],
@@ -198,15 +199,16 @@ def spot_prices(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         )
         for entry in (item for page in pages for item in page["SpotPriceHistory"]):
             prices[zone, entry["InstanceType"]].append(float(entry["SpotPrice"]))
-    for path, group in spot:
-        zone = spec.zone_of(group)
+    for kind in spot:
+        group, zone = kind.group, spec.zone_of(kind.group)
+        here = f"{kind.path}.capacity.mode" if kind.key.endswith(".instance_type") else kind.key
         found = prices[zone, group.ec2_type]
         if not found:
             message = f"{group.ec2_type} had no spot price in {zone} for {DAYS} days: it is not sold there"
-            yield finding(f"{path}.capacity.mode", message, "take another zone or mode")
+            yield finding(here, message, "take another zone or mode")
         elif max(found) > WILD * min(found):
             message = f"the price went from {min(found):g} to {max(found):g} USD an hour within {DAYS} days"
-            yield finding(f"{path}.capacity.mode", message, "expect interruptions, or take another zone")
+            yield finding(here, message, "expect interruptions, or take another zone")
 
 
 @RULES.add(
@@ -221,8 +223,8 @@ def spot_score(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         if group.capacity.mode != "spot" or not group.count:
             continue
         pages = aws.ec2.get_paginator("get_spot_placement_scores").paginate(
-            InstanceTypes=[group.ec2_type],
-            TargetCapacity=group.count,
+            InstanceTypes=list(group.ec2_types),
+            TargetCapacity=group.count - min(group.capacity.on_demand_base, group.count - 1),
             SingleAvailabilityZone=True,
             RegionNames=[aws.region],
         )
@@ -231,7 +233,7 @@ def spot_score(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         score = scores.get(zone, 0)
         if score <= POOR_SCORE:
             best = max(scores, key=lambda one: scores[one], default="")
-            message = f"{group.count} x {group.ec2_type} in {zone} have a score of {score} of 10"
+            message = f"{machines(group)} in {zone} have a score of {score} of 10"
             better = best and scores[best] > max(score, POOR_SCORE)
             fix = f"{best} has {scores[best]}" if better else "take fewer, another type, or a reservation"
             yield finding(f"{path}.capacity.mode", message, fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -14,7 +15,7 @@ from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
 from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups
+from infra.preflight.rule import Context, Family, GroupType, Problems, group_types, groups, known_groups
 from infra.preflight.rules.instances import wrong_facts
 from lustrain.problem import without_page
 
@@ -31,7 +32,7 @@ RULES = Family()
     permission="ec2:DescribeInstanceTypeOfferings",
 )
 def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
+    types: list[Any] = sorted({kind.group.ec2_type for kind in group_types(spec) if kind.facts})
     zones: dict[str, set[str]] = defaultdict(set)
     pages = aws.ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": types}]
@@ -39,14 +40,15 @@ def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for page in pages if types else ():
         for offering in page["InstanceTypeOfferings"]:
             zones[offering["InstanceType"]].add(offering["Location"])
-    for path, group, _ in known_groups(spec):
+    for kind in group_types(spec):
+        group = kind.group
         found = zones[group.ec2_type]
-        if (zone := spec.zone_of(group)) not in found:
+        if kind.facts and (zone := spec.zone_of(group)) not in found:
             message = f"{group.ec2_type} is not offered in {zone}"
             fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
             # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
             level = "warning" if spec.hyperpod else "error"
-            yield finding(f"{path}.instance_type", message, fix, level=level)
+            yield finding(kind.key, message, fix, level=level)
 
 
 @RULES.add(
@@ -56,26 +58,38 @@ def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="servicequotas:ListServiceQuotas",
 )
 def vcpu_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    wanted: dict[tuple[str, bool], int] = defaultdict(int)
-    for _, group, facts in known_groups(spec):
-        if spec.backend == "ec2" and group.capacity.mode != "capacity-block":
-            spot = group.capacity.mode == "spot"
-            wanted[re.split(r"[.-]", group.ec2_type)[0], spot] += group.count * facts.vcpus
+    wanted = [vcpus for group in spec.groups for vcpus in _vcpus(spec, group)] if spec.backend == "ec2" else []
     if not wanted:
         return
     quotas = quotas_of(aws, "ec2")
-    by_quota: dict[str, int] = defaultdict(int)
-    for (family, spot), vcpus in wanted.items():
+    # Any of a group's types may get all of its nodes: of those that share a quota the largest counts.
+    most: dict[tuple[str, str], int] = defaultdict(int)
+    for group, family, spot, vcpus in wanted:
         name = quota_of(family, spot, list(quotas))
         if name is None:
             sold = "spot" if spot else "on demand"
             yield unknown("groups", f"no quota for {family} {sold} is listed", "look at Service Quotas, Amazon EC2")
         else:
-            by_quota[name] += vcpus
+            most[name, group] = max(most[name, group], vcpus)
+    by_quota: dict[str, int] = defaultdict(int)
+    for (name, _), vcpus in most.items():
+        by_quota[name] += vcpus
     for name, vcpus in by_quota.items():
         if vcpus > quotas[name]:
             message = f"{vcpus} vCPUs, but the quota `{name}` is {quotas[name]:g}"
             yield finding("groups", message, f"ask for {vcpus} or more in Service Quotas, {aws.region}")
+
+
+def _vcpus(spec: ClusterSpec, group: Group) -> Iterator[tuple[str, str, bool, int]]:
+    """Yield the group's name, a type's family, whether spot, and the vCPUs that the group may have of it; none for a block,
+    which counts against no quota."""
+    mode = group.capacity.mode
+    base = group.capacity.on_demand_base if mode == "spot" else group.count
+    for kind in group.ec2_types if mode != "capacity-block" else ():
+        facts, family = spec.node_of(group.of_type(kind)), re.split(r"[.-]", kind)[0]
+        for spot, count in ((False, base), (True, group.count - base)):
+            if facts and count:
+                yield group.name, family, spot, count * facts.vcpus
 
 
 @RULES.add(
@@ -103,16 +117,17 @@ def cluster_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     "EC2-103", "A dry run of RunInstances goes through for each EC2 group.", ERRORS, permission="ec2:RunInstances"
 )
 def dry_run(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    for path, group, facts in known_groups(spec):
-        if spec.backend != "ec2" or not group.count or facts.architecture not in CANONICAL:
+    for kind in group_types(spec):
+        if spec.backend != "ec2" or not kind.group.count or not kind.facts or kind.facts.architecture not in CANONICAL:
             continue
         try:
-            aws.ec2.run_instances(**launch(spec, group), DryRun=True)
+            aws.ec2.run_instances(**launch(spec, kind.group), DryRun=True)
         except ClientError as error:
-            yield from _answer(path, group, error)
+            yield from _answer(kind, error)
 
 
-def _answer(path: str, group: Group, error: ClientError) -> Problems:
+def _answer(kind: GroupType, error: ClientError) -> Problems:
+    path, group = kind.path, kind.group
     code = code_of(error)
     text = without_page(str(error.response.get("Error", {}).get("Message", "")))
     if code == "DryRunOperation":
@@ -123,7 +138,8 @@ def _answer(path: str, group: Group, error: ClientError) -> Problems:
     key, meaning, fix = PLAIN_WORDS.get(code, ("", f"EC2 would answer {code}: {text}", "see the message"))
     level = "warning" if code in MAY_PASS else "error"
     message = f"{group.count} x {group.ec2_type}: {meaning}"
-    yield finding(f"{path}.{key}" if key else path, message, fix, level=level)
+    here = kind.key if key == "instance_type" else f"{path}.{key}" if key else path
+    yield finding(here, message, fix, level=level)
 
 
 @RULES.add(
@@ -134,19 +150,19 @@ def _answer(path: str, group: Group, error: ClientError) -> Problems:
     permission="ec2:DescribeInstanceTypes",
 )
 def facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
+    types: list[Any] = sorted({kind.group.ec2_type for kind in group_types(spec) if kind.facts})
     if not types:
         return
     records = aws.ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]
     today: dict[str, Any] = {record.get("InstanceType", ""): record for record in records}
-    for path, group, _ in known_groups(spec):
-        record, facts = today.get(group.ec2_type), spec.type_of(group)
+    for kind in group_types(spec):
+        record, facts = today.get(kind.group.ec2_type), spec.type_of(kind.group)
         if record and facts:
             now = summary(record)
             cards = sum(repeated for repeated, *_ in now["cards"])
             if (now["efa"], cards, now["vcpus"]) != (facts.efa, len(facts.cards), facts.vcpus):
                 message = f"{now['efa']} EFA on {cards} cards, known here {facts.efa} on {len(facts.cards)}"
-                yield wrong_facts(spec, path, group, message)
+                yield wrong_facts(spec, kind.key, kind.group, message)
 
 
 @RULES.add(

@@ -131,8 +131,12 @@ def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "ec2":
         return
     for path, group in groups(spec):
-        if key := group.volume_kms_key:
-            who = SPOT_ROLE if group.capacity.mode == "spot" else SCALING_ROLE
+        key, capacity = group.volume_kms_key, group.capacity
+        launching = {
+            SPOT_ROLE: capacity.mode == "spot",
+            SCALING_ROLE: capacity.mode != "spot" or capacity.on_demand_base,
+        }
+        for who in (role for role, launches in launching.items() if key and launches):
             role = context.place.arn("iam", f"role/aws-service-role/{who}", region="")
             message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
             made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.finding import finding
-from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems
+from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems, market
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 HYPERPOD_PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
 BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html"
 RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
 SPOT = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-instances.html"
+MIXED = "https://docs.aws.amazon.com/autoscaling/ec2/userguide/mixed-instances-groups-set-up-overview.html"
 PLACEMENT = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
 
 
@@ -211,6 +212,42 @@ def endless_reservation(spec: ClusterSpec, context: Context) -> Problems:
         if group.capacity.create and group.capacity.ends_at is None:
             message = f"{group.count} x {group.ec2_type} are billed without end, and `pulumi destroy` keeps them"
             yield finding(f"{path}.capacity.ends_at", message, "set when you need them no longer")
+
+
+@RULES.add(
+    "CAP-022",
+    "Several types, and nodes that are always on demand, are for spot groups on EC2: some nodes of such a group are spot, and "
+    "no type stands twice.",
+    MIXED,
+    judgement=True,
+)
+def mixed(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        base, here = group.capacity.on_demand_base, f"{path}.capacity.on_demand_base"
+        if group.capacity.mode != "spot" and group.other_types and spec.backend == "ec2":
+            message = f"has no effect with mode {group.capacity.mode}: a group has several types for spot only"
+            yield finding(f"{path}.other_types", message, "set capacity.mode: spot, or remove it")
+        if base and spec.hyperpod:
+            yield finding(here, "HyperPod mixes no markets in a group", "make a second group, on demand")
+        elif base >= group.count > 0:
+            message = f"{base} of {group.count} nodes on demand leave none for spot"
+            yield finding(here, message, f"set {group.count - 1} at most, or mode: on-demand")
+        for index, kind in enumerate(group.other_types):
+            if kind in group.ec2_types[: index + 1]:
+                yield finding(f"{path}.other_types.{index}", f"{kind} stands twice", "keep one")
+
+
+@RULES.add(
+    "CAP-023",
+    "A group of several types is in no cluster placement group, where EC2 advises one type.",
+    PLACEMENT,
+    level="warning",
+)
+def mixed_placement(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if spec.backend == "ec2" and group.other_types and market(group, spec.type_of(group)).own_placement_group:
+            message = "nodes of several types seldom find room in one cluster placement group"
+            yield finding(f"{path}.placement", message, "set placement: none")
 
 
 LARGE_GANG = 4

@@ -30,6 +30,7 @@ ONLY_WITH_GROUP: dict[str, tuple[str, ...]] = {
     "auto_patch": ("hyperpod-slurm", "hyperpod-eks"),
     "deep_health_checks": ("hyperpod-slurm", "hyperpod-eks"),
     "efa": ("ec2",),
+    "other_types": ("ec2",),
     "placement": ("ec2",),
 }
 """Keys of a group that only some backends look at."""
@@ -111,7 +112,7 @@ def gang_min_count(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add(
     "CFG-006",
     "A group's keys have a meaning with the backend (partition, labels, taints, interface_type, auto_patch, "
-    "deep_health_checks, efa, placement).",
+    "deep_health_checks, efa, placement, other_types).",
     OURS,
     level="warning",
 )

@@ -8,10 +8,11 @@ from datetime import UTC
 from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
+from infra.plan.nodes.alike import differences
 from infra.plan.nodes.gang import CANONICAL, IMAGE_FACTS_LAST, image
 from infra.plan.nodes.gang import IMAGES as DEFAULT_IMAGES
 from infra.plan.nodes.nics import nics
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, group_types, groups, known_groups, listed
 from lustrain.problem import Problem, did_you_mean
 
 TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
@@ -25,13 +26,16 @@ RULES = Family()
 
 @RULES.add("EC2-001", "Instance types are known: the interfaces of a node follow from its type.", TYPES, essential=True)
 def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
-    for path, group in groups(spec):
-        if spec.type_of(group) is None:
-            message = f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
-            meant = did_you_mean(group.ec2_type, [*spec.instance_types, *snapshot().types])
-            described = f"instance_types: {{{group.ec2_type}: {{architecture: …, vcpus: …, memory_gib: …}}}}"
+    for kind in group_types(spec):
+        if kind.facts is None:
+            name = kind.group.ec2_type
+            message = (
+                f"{kind.group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
+            )
+            meant = did_you_mean(name, [*spec.instance_types, *snapshot().types])
+            described = f"instance_types: {{{name}: {{architecture: …, vcpus: …, memory_gib: …}}}}"
             meant = f"{meant} Otherwise" if meant else "correct it, or"
-            yield finding(f"{path}.instance_type", message, f"{meant} describe it: {described}")
+            yield finding(kind.key, message, f"{meant} describe it: {described}")
 
 
 @RULES.add(
@@ -41,7 +45,7 @@ def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def described_types(spec: ClusterSpec, context: Context) -> Problems:
-    used = {group.ec2_type for group in spec.groups}
+    used = {kind for group in spec.groups for kind in group.ec2_types}
     for name in spec.instance_types:
         if name not in used:
             yield finding(f"instance_types.{name}", "no group has this type", "remove it, or correct the name")
@@ -146,15 +150,15 @@ def layout(spec: ClusterSpec, context: Context) -> Problems:
         if efa != facts.efa or crowded:
             message = f"{efa} of {facts.efa} EFA interfaces of {group.ec2_type} fit on its cards"
             message += f", cards {listed(crowded)} are overfull" if crowded else ""
-            yield wrong_facts(spec, path, group, message)
+            yield wrong_facts(spec, f"{path}.instance_type", group, message)
 
 
-def wrong_facts(spec: ClusterSpec, path: str, group: Group, message: str) -> Problem:
-    """Return the finding about facts of a type that cannot be so, at the place where they stand."""
+def wrong_facts(spec: ClusterSpec, key: str, group: Group, message: str) -> Problem:
+    """Return the finding about facts of the type that `key` names, at the place where they stand."""
     if group.ec2_type in spec.instance_types:
         fix = "correct it by `aws ec2 describe-instance-types`"
         return finding(f"instance_types.{group.ec2_type}", message, fix)
-    return finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
+    return finding(key, message, "renew the facts: infra/catalog/refresh.py")
 
 
 @RULES.add(
@@ -186,6 +190,17 @@ def efa_of_type(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         if spec.backend == "ec2" and group.efa and not facts.efa:
             yield finding(f"{path}.efa", f"{group.ec2_type} has no EFA", "remove it, or take a type with EFA")
+
+
+@RULES.add(
+    "EC2-024",
+    "All types of a group are alike in what its one launch template and the plan of its nodes assume.",
+    "infra/plan/nodes/alike.py",
+)
+def alike(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if spec.backend == "ec2":
+            yield from differences(spec, group, path)
 
 
 @RULES.add(

@@ -22,7 +22,7 @@ from infra.catalog.regions import (
 )
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, group_types, groups, listed
 from infra.preflight.rules.network import elsewhere, named_zones
 
 OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
@@ -51,16 +51,16 @@ def zone_of_list(spec: ClusterSpec, context: Context) -> Problems:
     "EC2-020", "The zone offers the instance type, where that has EFA or accelerators.", OFFERED, level="warning"
 )
 def type_in_zone(spec: ClusterSpec, context: Context) -> Problems:
-    for path, group, _ in known_groups(spec):
-        mine = spec.zone_of(group)
-        others = missing_in(group.ec2_type, mine)
+    for kind in group_types(spec):
+        group, mine = kind.group, spec.zone_of(kind.group)
+        others = missing_in(group.ec2_type, mine) if kind.facts else None
         if others is None or _has_bought_machines(group, spec):
             continue
         near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(mine)]
         message = f"{group.ec2_type} was not offered in {mine}"
         message += f" on {offerings().date}" if near else f", nor elsewhere in its region, on {offerings().date}"
         fix = f"take {' or '.join(near)}" if near else f"take a region that had it, such as {_regions(others)}"
-        yield finding(f"{path}.instance_type", message, f"{fix}, or ask AWS: fab preflight --online")
+        yield finding(kind.key, message, f"{fix}, or ask AWS: fab preflight --online")
 
 
 @RULES.add("HYP-020", "The region has HyperPod.", HYPERPOD_SOURCE)

@@ -46,7 +46,8 @@ def expected(facts: Facts, request: Request) -> Expected:
     machines = request.document.get("backend") == BY_HAND and bool(described)
     by_hand = machines or bool(described.get("by_hand"))
     counts = _counts(None if described.get("by_hand") else table, described, by_hand)
-    differs = bool(kind and wanted and kind != wanted and not machines)
+    others = [bare(other) for other in described.get("other_types") or ()]
+    differs = bool(kind and wanted and kind not in (wanted, *others) and not machines)
     return Expected(
         type=kind or wanted,
         group=group,

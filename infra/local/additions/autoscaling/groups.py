@@ -32,8 +32,8 @@ from infra.local.additions.serving import Call, refuse, serve
 from infra.local.additions.wrapping import around, get_or_create
 
 LEFT_OUT = (
-    "Auto Scaling: terminate hooks are waited for after a played event only, never on scale-in; no mixed instances policies, "
-    "health checks, metrics, scaling policies or instance refresh"
+    "Auto Scaling: terminate hooks are waited for after a played event only, never on scale-in; a mixed instances policy has "
+    "no weights, percentages or gradual replacement; no health checks, metrics, scaling policies or instance refresh"
 )
 _STORED_MEMBERS = (
     "CapacityReservationSpecification", "AvailabilityZoneDistribution", "MaxInstanceLifetime", "DefaultInstanceWarmup",
@@ -79,6 +79,24 @@ def launch_instances(group: Any, count: int) -> None:
     """Launch `count` instances for the group; a launch that EC2 refuses is recorded as a failed activity."""
     if "Launch" in group._suspended_processes:
         return
+    if not group.mixed_instances_policy:
+        _launch(group, count, {"is_instance_type_default": True})
+        return
+    on_demand = sum(state.instance.lifecycle != "spot" for state in group.active_instances())
+    base = int(group.mixed_instances_policy.get("InstancesDistribution", {}).get("OnDemandBaseCapacity") or 0)
+    first = min(count, max(base - on_demand, 0))
+    for market, wanted in ((None, first), ("spot", count - first)):
+        # A type that is refused is followed by the next one.
+        types = _override_types(group.mixed_instances_policy)
+        any(_launch(group, wanted, {"instance_type": kind, "lifecycle": market}) for kind in types if wanted)
+
+
+def _override_types(policy: Mapping[str, Any]) -> list[str]:
+    return [override["InstanceType"] for override in policy["LaunchTemplate"].get("Overrides") or []]
+
+
+def _launch(group: Any, count: int, request: Mapping[str, Any]) -> bool:
+    """Launch instances with these arguments beside the template's; return whether EC2 took the request."""
     ec2 = group.autoscaling_backend.ec2_backend
     template = _template_version(group)
     tags = {**group.instance_tags, **group.get_propagated_tags(), ASG_NAME_TAG: group.name}
@@ -93,12 +111,12 @@ def launch_instances(group: Any, count: int) -> None:
             subnet_id=subnet,
             launch_config=group.launch_config,
             launch_template=template,
-            is_instance_type_default=True,
+            **request,
         )
     except ServiceException as refusal:
         reason = f"{refusal.message} Launching EC2 instance failed."
         _record_activity(group, f"Launching {count} new EC2 instances", "Failed", reason)
-        return
+        return False
     for instance in launched.instances:
         instance.autoscaling_group = group
         instance.launched_from = template
@@ -106,6 +124,7 @@ def launch_instances(group: Any, count: int) -> None:
             InstanceState(instance, protected_from_scale_in=group.new_instances_protected_from_scale_in)
         )
         _record_activity(group, f"Launching a new EC2 instance: {instance.id}", "Successful")
+    return True
 
 
 def _create_group(original: Any, self: Any) -> Any:
@@ -125,6 +144,12 @@ def _update_group(original: Any, self: Any) -> Any:
         self.autoscaling_backend, self.params, self.params.get("VPCZoneIdentifier") or group.vpc_zone_identifier
     )
     _store_members(group, self.params)
+    if group.mixed_instances_policy and not self.params.get("LaunchTemplate"):
+        # moto drops the policy of an update that does not repeat it, and takes no template by both its id and its name.
+        self.params.setdefault("MixedInstancesPolicy", group.mixed_instances_policy)
+        self.params["MixedInstancesPolicy"]["LaunchTemplate"]["LaunchTemplateSpecification"].pop(
+            "LaunchTemplateName", None
+        )
     return original(self)
 
 
@@ -203,9 +228,8 @@ def _check_sizes(params: Mapping[str, Any], group: Any) -> None:
 
 def _check_launch(backend: Any, params: Mapping[str, Any], zones: str | None) -> None:
     """Refuse a group whose instances EC2 would refuse to launch."""
-    if params.get("MixedInstancesPolicy"):
-        raise ValidationError("The embedded AWS takes no mixed instances policy: name a launch template.")
-    template = params.get("LaunchTemplate")
+    policy = params.get("MixedInstancesPolicy") or {}
+    template = policy.get("LaunchTemplate", {}).get("LaunchTemplateSpecification") or params.get("LaunchTemplate")
     if not template:
         return
     ec2 = backend.ec2_backend
@@ -220,8 +244,15 @@ def _check_launch(backend: Any, params: Mapping[str, Any], zones: str | None) ->
         raise ValidationError(
             f"The specified launch template, with template {next(iter(reference.values()), '')}, does not exist."
         )
+    if policy and data.get("InstanceMarketOptions"):
+        raise ValidationError(
+            "Incompatible launch template: You cannot use a launch template that is set to request Spot Instances "
+            "(InstanceMarketOptions) when you configure an Auto Scaling group with a mixed instances policy. Add a different "
+            "launch template to the group and try again."
+        )
+    launches = [{**data, "InstanceType": kind} for kind in _override_types(policy)] if policy else [data]
     for subnet in zones.split(",") if zones else [None]:
-        for flaw in find_flaws(ec2, data, subnet):
+        for flaw in (flaw for launch in launches for flaw in find_flaws(ec2, launch, subnet)):
             raise ValidationError(f"You must use a valid fully-formed launch template. {flaw.message}")
     if zones and any(interface.get("SubnetId") for interface in data.get("NetworkInterfaces") or []):
         raise ValidationError("A subnet of a network interface cannot be named together with those of the group.")

@@ -130,8 +130,10 @@ def _launch(
 
 def _launch_members(image_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the request as template members; they override the template's."""
+    market = kwargs.get("lifecycle")
     members = {
         "ImageId": image_id,
+        "InstanceMarketOptions": {"MarketType": market} if market else None,
         "InstanceType": None if kwargs.get("is_instance_type_default") else kwargs.get("instance_type"),
         "NetworkInterfaces": kwargs.get("nics"),
         "SecurityGroupIds": [item for item in kwargs.get("security_group_ids") or [] if isinstance(item, str)],

@@ -1,0 +1,76 @@
+"""Whether all types of a group are alike in what is the same for all its nodes: the launch template, the first boot, and the
+counts that other tools read from the Cluster. What the node agent reads on a node, such as the number of its drives, may
+differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.catalog.instances import Instance
+from infra.config import ClusterSpec, Group
+from infra.finding import finding
+from infra.plan.nodes.capacity import market
+from infra.plan.nodes.clients import by_default as lustre_efa
+from infra.plan.nodes.clients import module_options
+from infra.plan.nodes.document import node_document
+from infra.plan.nodes.gang import CANONICAL, cpu, image
+from infra.plan.nodes.nics import nics
+from infra.plan.storage.lustre import efa_wanted
+from lustrain.problem import Problem
+
+DEVICES = {"gpu": "GPUs", "neuron": "Neuron devices"}
+
+
+@dataclass(frozen=True)
+class Trait:
+    """Something that all nodes of a group share: its value, the value in words, and what to do where two types differ."""
+
+    value: object
+    words: str
+    fix: str
+
+
+def differences(spec: ClusterSpec, group: Group, path: str) -> Iterator[Problem]:
+    """Yield a problem for each further type and each trait in which it differs from the preferred type; types that are not
+    known have no traits."""
+    first = spec.node_of(group)
+    if first is None or not group.other_types:
+        return
+    expected = list(_traits(spec, group.of_type(first.name), first))
+    for index, name in enumerate(group.other_types):
+        alone = group.of_type(name)
+        kind = spec.node_of(alone)
+        for mine, other in zip(expected, _traits(spec, alone, kind) if kind else (), strict=False):
+            if mine.value != other.value:
+                why = f"{name} has {other.words}, {first.name} {mine.words}"
+                yield finding(f"{path}.other_types.{index}", why, other.fix)
+
+
+def _traits(spec: ClusterSpec, group: Group, kind: Instance) -> Iterator[Trait]:
+    devices = [(item.kind, item.count, item.memory_mib // 1024) for item in kind.accelerators]
+    words = " and ".join(f"{count} {DEVICES[device]} of {memory} GiB" for device, count, memory in devices)
+    yield Trait(devices, words or "no accelerators", "take types with as many accelerators, and as much memory on each")
+    by_default = group.image_id is None and kind.architecture in CANONICAL
+    family = image(group, kind).family if by_default else kind.architecture
+    yield Trait(family, f"images for {family}", "take types of one architecture and one maker of accelerators")
+    layout = nics(kind, spec.network.nic_policy)
+    words = f"network cards: {len(kind.cards)}, EFA interfaces: {kind.efa}"
+    yield Trait(layout, words, "set efa: false, or take types with the same network cards")
+    options = cpu(group, kind)
+    words = f"CPU options for {options.cores} cores" if options else "no CPU options"
+    yield Trait(options, words, "set threads_per_core: 2, or take types with as many cores")
+    drives = bool(kind.nvme_count)
+    yield Trait(
+        drives, "local drives" if drives else "no local drives", "take types that all have local drives, or none"
+    )
+    placed = market(group, kind).own_placement_group
+    words = "a place in a cluster placement group" if placed else "none in a cluster placement group"
+    yield Trait(placed, words, "set placement: none")
+    sold = "spot" in kind.usage
+    yield Trait(sold, "a spot market" if sold else "no spot market", "take a type that is sold as spot")
+    lustre = lustre_efa(kind) if efa_wanted(spec) else 0
+    yield Trait(lustre, f"{lustre} EFA interfaces for Lustre", "set efa: false, or take types alike")
+    modules = module_options(spec, group, node_document(spec))
+    words = f"Lustre's modules loaded for {kind.vcpus} vCPUs and {kind.memory_mib // 1024} GiB"
+    yield Trait(modules, words, "take types with as many vCPUs and as much memory")

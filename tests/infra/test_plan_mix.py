@@ -1,0 +1,123 @@
+"""A spot group of several types is one Auto Scaling group whose types are alike in all that its nodes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.config import ClusterSpec
+from infra.plan.cost import cost
+from infra.plan.nodes.alike import differences
+from infra.plan.nodes.capacity import Market, Mix
+from infra.plan.nodes.gang import gangs
+from infra.plan.outputs import Made, cluster
+from infra.plan.stack import Plan
+from infra.plan.summary import summary
+from infra.preflight.change import Effect
+from infra.preflight.explain import explain
+from infra.preflight.offline import run_in
+from infra.preflight.rule import Context
+from tests.infra.edits import place, spec_of
+from tests.infra.mistakes import KEY, NOW, OTHERS, P9, SPOT, TWO_TYPES
+
+BASE = "groups.0.capacity.on_demand_base"
+AT = place(SPOT)
+
+
+def two_types(**edits: Any) -> ClusterSpec:
+    return spec_of(SPOT, {**TWO_TYPES, **edits})
+
+
+def test_group_of_two_types_passes_preflight() -> None:
+    assert run_in(Context.at(two_types(**{BASE: 2}), AT, NOW)) == []
+
+
+def test_template_of_a_mixed_group_asks_for_no_spot() -> None:
+    (gang,) = gangs(two_types(**{BASE: 2}), AT, NOW)
+    assert (gang.market, gang.mix) == (Market(), Mix(("g6.12xlarge", "g5.12xlarge"), 2))
+    (plain,) = gangs(spec_of(SPOT, {}), AT, NOW)
+    assert (plain.market.type, plain.mix) == ("spot", None)
+
+
+def test_base_alone_makes_a_mixed_group_of_one_type() -> None:
+    (gang,) = gangs(spec_of(SPOT, {BASE: 1}), AT, NOW)
+    assert gang.mix == Mix(("g6e.48xlarge",), 1)
+    assert (gang.market.type, gang.market.own_placement_group) == (None, True)
+
+
+def test_cluster_names_the_other_types_of_a_group() -> None:
+    groups = cluster(Plan(two_types(), AT), Made(("asg",))).groups
+    assert (groups["train"].type, groups["train"].other_types, groups["train"].gpus) == (
+        "g6.12xlarge",
+        ("g5.12xlarge",),
+        4,
+    )
+    assert cluster(Plan(spec_of(SPOT, {}), AT), Made(("asg",))).groups["train"].other_types is None
+
+
+def test_summary_names_all_types_and_the_base() -> None:
+    assert summary(two_types(**{BASE: 2}))[0].startswith(
+        "train: 8 x g6.12xlarge or g5.12xlarge, 2 of them on demand, spot"
+    )
+
+
+def test_group_costs_as_its_dearest_type() -> None:
+    def train(**edits: Any) -> float:
+        return cost(Plan(spec_of(SPOT, edits), AT)).parts[0].usd_hour
+
+    alone = [train(**{"groups.0.instance_type": kind}) for kind in ("g6.12xlarge", "g5.12xlarge")]
+    assert alone[0] != alone[1]
+    assert train(**TWO_TYPES) == max(alone)
+
+
+def test_nodes_on_demand_are_paid_in_full() -> None:
+    def least(base: int) -> float:
+        part = cost(Plan(two_types(**{BASE: base}), AT)).parts[0]
+        return part.least * 8
+
+    assert least(2) - least(0) == pytest.approx(2 * 0.9)
+
+
+def test_both_launching_roles_need_the_volume_key() -> None:
+    found = run_in(Context.at(two_types(**{BASE: 2, "groups.0.volume_kms_key": KEY}), AT, NOW))
+    grants = [finding.fix for finding in found if finding.code == "IAM-007"]
+    assert [("AWSServiceRoleForEC2Spot" in fix, "AutoScaling" in fix) for fix in grants] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_another_base_replaces_running_nodes() -> None:
+    (change,) = explain(two_types(**{BASE: 1}), two_types(**{BASE: 3}))
+    assert (change.effect, change.path) == (Effect.REPLACES_NODES, "groups (train).capacity")
+
+
+ACCELERATORS = P9["accelerators"]
+CARDS = P9["network_cards"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"accelerators": {**ACCELERATORS, "count": 4}},
+        {"accelerators": {**ACCELERATORS, "memory_gib": 256}},
+        {"accelerators": {**ACCELERATORS, "name": "AMD MI500"}},
+        {"architecture": "arm64"},
+        {"network_cards": [CARDS[0], {**CARDS[1], "count": 15}], "efa": 15},
+        {"vcpus": 96},
+        {"nvme": 0},
+    ],
+    ids=lambda other: "+".join(other),
+)
+def test_each_difference_of_two_types_is_found(other: dict[str, Any]) -> None:
+    types = {"p9.48xlarge": P9, "p9a.48xlarge": {**P9, **other}}
+    edits = {"groups.0.instance_type": "p9.48xlarge", OTHERS: ["p9a.48xlarge"], "instance_types": types}
+    spec = spec_of(SPOT, {**edits, "groups.0.placement": "none", "storage": {}})
+    assert [problem.path for problem in differences(spec, spec.groups[0], "groups.0")] == [f"{OTHERS}.0"]
+
+
+def test_types_may_differ_in_the_number_of_their_drives() -> None:
+    types = {"p9.48xlarge": P9, "p9a.48xlarge": {**P9, "nvme": 8}}
+    spec = spec_of(SPOT, {"groups.0.instance_type": "p9.48xlarge", OTHERS: ["p9a.48xlarge"], "instance_types": types})
+    assert list(differences(spec, spec.groups[0], "groups.0")) == []
