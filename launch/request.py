@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -143,11 +144,12 @@ def resolve_request(
         max_nodes=max_nodes,
         ranks_per_node=ranks,
         micro_batches_per_step=micro_batches,
+        ranks_per_replica=1 if config.parallel.shard == "all" else config.parallel.shard,
         allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
         scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
     )
     if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
-        problems.append(_too_many_ranks(flags, policy))
+        problems.append(_unusable_ranks(flags, policy))
     if problems:
         raise UserError(problems)
     settings = _settings(config, target.run, cluster)
@@ -254,9 +256,15 @@ def _micro_batches(config: Config, problems: list[Problem]) -> int:
     return 0
 
 
-def _too_many_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
-    """Return what is wrong where even the fewest nodes have more ranks than a step has micro-batches."""
-    ranks, micro_batches = policy.ranks_per_node, policy.micro_batches_per_step
+def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
+    """Return what is wrong where no number of nodes has as many ranks as the shards and the micro-batches permit."""
+    ranks, micro_batches, shard = policy.ranks_per_node, policy.micro_batches_per_step, policy.ranks_per_replica
+    if policy.min_nodes * ranks <= micro_batches:
+        step = shard // math.gcd(shard, ranks)
+        why = f"no number of nodes with {ranks} ranks each makes a multiple of parallel.shard = {shard}"
+        most = micro_batches // ranks
+        allowed = f"multiples of {step} up to {most}" if step <= most else ""
+        return problem("--nodes", flags.nodes, why, allowed=allowed, fix='another parallel.shard, or "all"')
     why = f"{policy.min_nodes * ranks} ranks are more than the {micro_batches} micro-batches of a step"
     fix = "fewer ranks, or a smaller train.micro_batch"
     if ranks > micro_batches:

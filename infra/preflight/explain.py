@@ -18,6 +18,7 @@ from infra.config import Capacity, ClusterSpec, Group
 from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
 from infra.plan.nodes.capacity import market
+from infra.plan.summary import machines
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
@@ -120,7 +121,7 @@ def _groups(old: ClusterSpec, new: ClusterSpec, now: datetime | None) -> Iterato
     after = {group.name: group for group in new.groups}
     for name, group in before.items():
         if name not in after:
-            message = f"{group.count} x {group.ec2_type} end"
+            message = f"{machines(group)} end"
             fix = "let jobs save and stop first (a renamed group is a removed and a new one)"
             yield Change(f"groups ({name})", Effect.REPLACES_NODES, message, "their local disks and jobs", fix)
             if group.capacity.create:
@@ -128,7 +129,7 @@ def _groups(old: ClusterSpec, new: ClusterSpec, now: datetime | None) -> Iterato
         else:
             yield from _group(new, name, group, after[name], now)
     for name in (name for name in after if name not in before):
-        yield Change(f"groups ({name})", Effect.IN_PLACE, f"{after[name].count} x {after[name].ec2_type} are added")
+        yield Change(f"groups ({name})", Effect.IN_PLACE, f"{machines(after[name])} are added")
 
 
 def _group(spec: ClusterSpec, name: str, before: Group, after: Group, now: datetime | None) -> Iterator[Change]:

@@ -70,6 +70,8 @@ class RestartPolicy:
     ranks_per_node: int = 1
     micro_batches_per_step: int = 1
     """global_batch / micro_batch: no more ranks than that can be used."""
+    ranks_per_replica: int = 1
+    """Ranks that share one copy of a sharded model (parallel.shard): only multiples of them can be used."""
     allow_blamed_nodes: bool = False
     """Use nodes that were blamed twice."""
     scheduler_can_replace_nodes: bool = False
@@ -78,8 +80,9 @@ class RestartPolicy:
 
     def usable_nodes(self, available: int) -> int:
         """Return how many of the available nodes can be used; 0 where they are too few."""
-        nodes = min(self.max_nodes, available, self.micro_batches_per_step // self.ranks_per_node)
-        return nodes if nodes >= self.min_nodes else 0
+        most = min(self.max_nodes, available, self.micro_batches_per_step // self.ranks_per_node)
+        sizes = range(most, max(self.min_nodes, 1) - 1, -1)
+        return next((nodes for nodes in sizes if nodes * self.ranks_per_node % self.ranks_per_replica == 0), 0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Start:
     after_s: float = 0.0
     why: str = ""
     idle: tuple[str, ...] = ()
-    """Nodes that are available, and would be used if a step had more micro-batches."""
+    """Nodes that are available, and would be used if a step had more micro-batches, or they made up a replica."""
 
 
 @dataclass(frozen=True)

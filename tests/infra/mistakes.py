@@ -49,8 +49,8 @@ TWO_TYPES: dict[str, Any] = {
     OTHERS: ["g5.12xlarge"],
     "groups.0.placement": "none",
 }
-UNLIKE = ("g5.48xlarge", "g6e.12xlarge", "inf2.24xlarge", "g5g.16xlarge", "g4dn.metal")
-"""Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, and EFA."""
+UNLIKE = ("g5.48xlarge", "g6e.12xlarge", "inf2.24xlarge", "g5g.16xlarge", "g4dn.metal", "mac1.metal")
+"""Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, EFA, and Linux."""
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
 

@@ -168,6 +168,26 @@ def test_all_healthy_nodes_are_used_up_to_the_micro_batches(there: int, micro_ba
     assert policy.usable_nodes(there) == size
 
 
+@pytest.mark.parametrize(
+    ("there", "ranks", "shard", "size"),
+    [
+        (9, 8, 16, 8),
+        (7, 8, 16, 6),
+        (7, 8, 8, 7),
+        (7, 8, 4, 7),
+        (5, 8, 24, 3),
+        (3, 8, 16, 0),
+        (8, 3, 4, 8),
+        (7, 3, 4, 4),
+    ],
+)
+def test_nodes_of_a_sharded_run_make_up_whole_replicas(there: int, ranks: int, shard: int, size: int) -> None:
+    policy = RestartPolicy(
+        min_nodes=3, max_nodes=8, ranks_per_node=ranks, micro_batches_per_step=512, ranks_per_replica=shard
+    )
+    assert policy.usable_nodes(there) == size
+
+
 def test_a_record_is_read_with_and_without_what_it_may_lack() -> None:
     bare = {"attempt": 3, "nodes": ["n1"], "code": None}
     assert launch_of(bare) == Launch(3, ("n1",))

@@ -11,9 +11,10 @@ from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import market
-from infra.plan.nodes.clients import by_default, module_options
+from infra.plan.nodes.clients import by_default as lustre_efa
+from infra.plan.nodes.clients import module_options
 from infra.plan.nodes.document import node_document
-from infra.plan.nodes.gang import cpu, image
+from infra.plan.nodes.gang import CANONICAL, cpu, image
 from infra.plan.nodes.nics import nics
 from infra.plan.storage.lustre import efa_wanted
 from lustrain.problem import Problem
@@ -50,7 +51,8 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance) -> Iterator[Trait]:
     devices = [(item.kind, item.count, item.memory_mib // 1024) for item in kind.accelerators]
     words = " and ".join(f"{count} {DEVICES[device]} of {memory} GiB" for device, count, memory in devices)
     yield Trait(devices, words or "no accelerators", "take types with as many accelerators, and as much memory on each")
-    family = image(group, kind).family if group.image_id is None else kind.architecture
+    by_default = group.image_id is None and kind.architecture in CANONICAL
+    family = image(group, kind).family if by_default else kind.architecture
     yield Trait(family, f"images for {family}", "take types of one architecture and one maker of accelerators")
     layout = nics(kind, spec.network.nic_policy)
     words = f"network cards: {len(kind.cards)}, EFA interfaces: {kind.efa}"
@@ -67,7 +69,7 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance) -> Iterator[Trait]:
     yield Trait(placed, words, "set placement: none")
     sold = "spot" in kind.usage
     yield Trait(sold, "a spot market" if sold else "no spot market", "take a type that is sold as spot")
-    lustre = by_default(kind) if efa_wanted(spec) else 0
+    lustre = lustre_efa(kind) if efa_wanted(spec) else 0
     yield Trait(lustre, f"{lustre} EFA interfaces for Lustre", "set efa: false, or take types alike")
     modules = module_options(spec, group, node_document(spec))
     words = f"Lustre's modules loaded for {kind.vcpus} vCPUs and {kind.memory_mib // 1024} GiB"

@@ -42,10 +42,14 @@ def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             zones[offering["InstanceType"]].add(offering["Location"])
     for kind in group_types(spec):
         group = kind.group
-        found = zones[group.ec2_type]
-        if kind.facts and (zone := spec.zone_of(group)) not in found:
+        offering_zones = zones[group.ec2_type]
+        if kind.facts and (zone := spec.zone_of(group)) not in offering_zones:
             message = f"{group.ec2_type} is not offered in {zone}"
-            fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
+            fix = (
+                f"take {' or '.join(sorted(offering_zones))}"
+                if offering_zones
+                else f"take another type: none in {aws.region}"
+            )
             # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
             level = "warning" if spec.hyperpod else "error"
             yield finding(kind.key, message, fix, level=level)

@@ -174,8 +174,8 @@ def _has_interface_to_s3(aws: Aws, vpc: str) -> bool:
     service = f"com.amazonaws.{aws.region}.s3"
     filters: Any = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "service-name", "Values": [service]}]
     pages = aws.ec2.get_paginator("describe_vpc_endpoints").paginate(Filters=filters)
-    found = [item for page in pages for item in page["VpcEndpoints"]]
-    return any(item.get("VpcEndpointType") == "Interface" and item.get("PrivateDnsEnabled") for item in found)
+    interfaces = [item for page in pages for item in page["VpcEndpoints"]]
+    return any(item.get("VpcEndpointType") == "Interface" and item.get("PrivateDnsEnabled") for item in interfaces)
 
 
 @RULES.add(

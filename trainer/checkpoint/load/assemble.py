@@ -51,8 +51,9 @@ def read_tensors(readers: Sequence[PartReader], want: Wanted, threads: int) -> d
         wanted = want(name)
         if wanted is not False:
             stored = chunks[0].entry
-            fits = wanted is not True and wanted.shape in (None, stored.shape)
-            region = wanted if fits else Region((0,) * len(stored.shape), stored.shape)
+            region = Region((0,) * len(stored.shape), stored.shape)
+            if wanted is not True and wanted.shape in (None, stored.shape):
+                region = wanted
             planned[name] = (chunks[0], region, _reads(name, chunks, region))
     fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
     with ThreadPoolExecutor(threads) as pool:
