@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,30 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
     assert uri_of("s3://b/c/", None, FOLDER) == "s3://b/c"
     assert uri_of("a", cluster(), FOLDER) == "s3://team-checkpoints/runs/a"
     assert request_of(tmp_path, name="second").run == "/home/me/runs/second"
+
+
+@pytest.mark.parametrize(
+    ("shard", "nodes", "nproc", "line"),
+    [
+        ("4", "1-8", "2", ""),
+        ("all", "3", "2", ""),
+        (
+            "8",
+            "1-3",
+            "2",
+            "--nodes = '1-3': no number of nodes with 2 ranks each makes a multiple of parallel.shard = 8",
+        ),
+        ("3", "1", "2", "--nodes = '1': no number of nodes with 2 ranks each makes a multiple of parallel.shard = 3"),
+    ],
+)
+def test_nodes_that_make_no_replica_are_one_line(tmp_path: Path, shard: str, nodes: str, nproc: str, line: str) -> None:
+    (tmp_path / "config.toml").write_text(settings("runs/first", global_batch=64))
+    sharded = load(tmp_path / "config.toml", [f"parallel.shard={shard}"])
+    flags = TrainFlags("config.toml", on="slurm", nodes=nodes, nproc=nproc)
+    with pytest.raises(UserError) if line else nullcontext() as refused:
+        policy = resolve(flags, sharded, None).policy
+        assert policy.usable_nodes(8)
+    assert not line or str(refused.value.problems[0]).startswith(line)
 
 
 @pytest.mark.parametrize(
