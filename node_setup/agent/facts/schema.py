@@ -9,6 +9,8 @@ from typing import TypedDict
 
 
 class AgentFacts(TypedDict):
+    """A tune adds the agent's path and SHA-256, and the SHA-256 of the installed one."""
+
     python: str
     seconds: float
 
@@ -17,7 +19,7 @@ class HostFacts(TypedDict, total=False):
     name: str | None
     boot_id: str | None
     pid1_start: int | None
-    """Clock ticks run from the boot to the start of process 1."""
+    """It counts clock ticks from the boot to the start of process 1."""
 
 
 class OsFacts(TypedDict, total=False):
