@@ -9,14 +9,14 @@ from pathlib import Path
 from lustrain.flags import flag
 
 LOCAL = "lustrain/trainer"
-"""The name of an image that is not pushed."""
+"""An image that is not pushed has this name."""
 JSON = "print one JSON object"
 IMAGE_FILE = "where the image that was pushed is recorded (image.json)"
 
 
 @dataclass(frozen=True)
 class ImageFlags:
-    """Which image, and the repository it goes to; without one it stays in the engine."""
+    """These flags name the image and the repository it goes to; without one it stays in the engine."""
 
     target: str = flag("cpu", "cpu, cuda or gaudi (cpu)")
     repository: str | None = flag(None, "registry/repository to push to; else the Cluster's")
@@ -51,7 +51,7 @@ class ImageFlags:
 
 @dataclass(frozen=True)
 class BuildFlags(ImageFlags):
-    """How the image is built."""
+    """These flags say how the image is built."""
 
     platform: str = flag("linux/amd64", "linux/amd64 (linux/amd64; the locks have no other platform yet)")
     push: bool = flag(False, "push it as well, and write image.json")
@@ -69,6 +69,6 @@ class BuildFlags(ImageFlags):
 
     @property
     def secrets(self) -> dict[str, Path]:
-        """Files of build secrets, by their id."""
+        """Return the files of build secrets by their id."""
         files = {"ca": self.ca or os.environ.get("SSL_CERT_FILE"), "netrc": self.netrc}
         return {name: Path(file) for name, file in files.items() if file}

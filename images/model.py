@@ -16,7 +16,7 @@ DOCKER_HUB = "docker.io"
 
 
 class Output(Enum):
-    """Where a build's outcome goes."""
+    """This is where a build's outcome goes."""
 
     CHECK = "check"
     """Nowhere: the steps run, for what they check."""
@@ -30,7 +30,7 @@ class Output(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a build needs to know; paths are relative to the root of the context."""
+    """This is everything a build needs to know; paths are relative to the root of the context."""
 
     target: str
     """cpu, cuda or gaudi; `<target>-verify` is the stage that checks it."""
@@ -54,19 +54,19 @@ class Plan:
 
     @property
     def build_arguments(self) -> dict[str, str]:
-        """With the one that BuildKit takes for itself."""
+        """Return the arguments with the one that BuildKit takes for itself."""
         return {**self.arguments, "SOURCE_DATE_EPOCH": str(self.epoch)}
 
     @property
     def repository(self) -> str:
-        """The first tag without its tag."""
+        """Return the first reference without its tag."""
         head, _, _ = self.tags[0].rpartition(":")
         return head
 
 
 @dataclass(frozen=True)
 class Context:
-    """A folder with exactly the files that may enter the image or its build, each with the same time stamp."""
+    """This is a folder with exactly the files that may enter the image or its build, each with the same time stamp."""
 
     folder: Path
     inputs: Mapping[str, Mapping[str, str]]
@@ -94,7 +94,7 @@ class Step:
 
     @property
     def stage(self) -> str:
-        """The stage it belongs to, `internal` for BuildKit's own."""
+        """Return the stage it belongs to, `internal` for BuildKit's own."""
         return self.name[1:].split("]")[0].split()[0] if self.name.startswith("[") else "internal"
 
 
@@ -139,7 +139,7 @@ class Image:
 
 
 class Watch(Protocol):
-    """Follows a build or a push while it runs; called by one thread at a time."""
+    """It follows a build or a push while it runs; one thread at a time calls it."""
 
     def started(self, name: str) -> None:
         """Note that a step began."""
@@ -151,4 +151,4 @@ class Watch(Protocol):
         """Note what a step printed."""
 
     def moved(self, name: str, done: int, total: int) -> None:
-        """Bytes of a layer went up or down; `total` 0 where it is not known."""
+        """Note that bytes of a layer went up or down; `total` is 0 where it is not known."""

@@ -29,7 +29,7 @@ FOREIGN = ("infra", "node_setup", "images", "launch", "rehearsal", "tests", "pul
 # From extras of pyproject.toml that the image leaves out; only modules for these extras import it.
 LEFT_OUT = ("PIL",)
 PLUGIN = "libnccl-net-ofi.so"
-# The driver's, which the container runtime mounts from the node; and the wheels', found through the linker's cache.
+# The container runtime mounts the driver's from the node; the wheels' come through the linker's cache.
 FROM_DRIVER = ("libcuda.so", "libnvidia-")
 # What Debian's essential packages set: https://packages.debian.org/bookworm/passwd, mount, util-linux, libpam-modules.
 SETUID = ("chage", "chfn", "chsh", "expiry", "gpasswd", "mount", "newgrp", "passwd", "su", "umount", "unix_chkpwd")

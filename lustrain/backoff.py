@@ -10,7 +10,8 @@ JITTER = random.SystemRandom().random
 
 
 def pause_s(tried: int, first_s: float, longest_s: float, draw: Callable[[], float] = JITTER) -> float:
-    """Seconds to wait after `tried` tries: exponential with full jitter, so that many that failed together spread out.
+    """Return the seconds to wait after `tried` tries: exponential with full jitter, so that many that failed together spread
+    out.
 
     Source: M. Brooker, "Exponential Backoff And Jitter",
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/ (2015).

@@ -90,7 +90,7 @@ class Nodes(Section):
 
 
 class Reach(Section):
-    """How to log in."""
+    """This is how to log in."""
 
     via: Literal["ssh", "ssm"]
     user: User = "ubuntu"
@@ -103,7 +103,7 @@ class Reach(Section):
 
 
 class Paid(Section):
-    """How nodes are paid for, and when that ends."""
+    """This is how nodes are paid for, and when that ends."""
 
     mode: Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan", "mixed", "owned"]
     ends_at: AwareDatetime | None = None

@@ -16,13 +16,13 @@ from lustrain.cluster import Cluster
 from lustrain.problem import UserError, problem
 
 PROGRAM = Path(__file__).parents[1] / "infra"
-"""Where the Pulumi program lies."""
+"""The Pulumi program lies here."""
 VARIABLE = "LUSTRAIN_CLUSTER"
 PULUMI_WAITS_S = 120
 
 
 def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
-    """All outputs of a stack, among which `needed` must be; `instead` is the flag that does without. UserError."""
+    """Return all outputs of a stack, among which `needed` must be; `instead` is the flag that does without. UserError."""
     if shutil.which("pulumi") is None:
         raise UserError(
             f"pulumi is not on PATH; fix: install it (https://www.pulumi.com/docs/install), or give {instead}"
@@ -60,7 +60,7 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
 
 
 def logged_in() -> bool:
-    """Whether Pulumi knows where its state is, decided without running it, which may need the network.
+    """Check whether Pulumi knows where its state is, without running it, which may need the network.
 
     The places are those of https://www.pulumi.com/docs/iac/cli/environment-variables/ and `pulumi login`'s own file. A file
     that cannot be read is left to Pulumi, which reports what is wrong with it.

@@ -76,12 +76,13 @@ class Leak:
 
 
 def secrets_in(files: Iterable[tuple[str, bytes]]) -> list[Leak]:
-    """Every secret in files, in their order."""
+    """Return every secret in files, in their order."""
     return [Leak(path, what) for path, data in files for what in _in_file(path, data)]
 
 
 def secrets_of(config: Mapping[str, Any]) -> list[Leak]:
-    """Every secret that the configuration carries: environment, labels, commands, and the history with its build arguments."""
+    """Return every secret that the configuration carries: environment, labels, commands, and the history with its build
+    arguments."""
     return [Leak(where, what) for where, text in _texts(config) for what in _in_text(text)]
 
 
@@ -119,5 +120,5 @@ def _in_text(text: str) -> Iterator[str]:
 
 
 def _looks_like_secret(value: str) -> bool:
-    """Not a variable, a path to a mounted secret, a number or a switch."""
+    """Leave out a variable, a path to a mounted secret, a number or a switch."""
     return len(value) >= _SHORTEST and value[0] not in "$/" and not value.isdigit()

@@ -25,7 +25,7 @@ _CREDENTIALS = re.compile(r"://\S*@")
 
 
 def plain(text: str) -> str:
-    """One line that every terminal takes: control characters, line ends and lone surrogates are escaped."""
+    """Return one line that every terminal takes: control characters, line ends and lone surrogates are escaped."""
     return "".join(item if item.isprintable() else item.encode("unicode_escape").decode() for item in text)
 
 
@@ -107,7 +107,7 @@ _PAGE = re.compile(r"<\s*/?(!doctype|html|head|body|title)\b", re.IGNORECASE)
 
 
 def is_page(text: str) -> bool:
-    """Whether this is a page for people, which a proxy, a portal or a load balancer sends in place of AWS's answer."""
+    """Check whether this is a page for people, which a proxy, a portal or a load balancer sends in place of AWS's answer."""
     return _PAGE.search(text) is not None
 
 

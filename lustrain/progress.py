@@ -24,7 +24,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def amount_text(amount: float, unit: str) -> str:
-    """`amount` with three digits and a decimal prefix, e.g. `1.23 GB`, `45.6k items`, `980 steps`."""
+    """Write `amount` with three digits and a decimal prefix, e.g. `1.23 GB`, `45.6k items`, `980 steps`."""
     scaled, power = float(amount), 0
     while abs(scaled) >= 999.5 and power < len(_PREFIXES) - 1:
         scaled, power = scaled / 1000, power + 1
@@ -34,7 +34,7 @@ def amount_text(amount: float, unit: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`0:07`, `12:30`, `3:05:00`; a day and more as `2d 3h`."""
+    """Write `0:07`, `12:30`, `3:05:00`; a day and more as `2d 3h`."""
     whole = max(0, round(seconds))
     if whole >= 86400:
         return f"{whole // 86400}d {whole % 86400 // 3600}h"
@@ -140,7 +140,7 @@ class Progress:
                 self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _show(self) -> bool:
-        """Whether a plain line was due."""
+        """Return whether a plain line was due."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self.done)
             return False

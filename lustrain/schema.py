@@ -15,7 +15,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def like(pattern: str, what: str, example: str) -> AfterValidator:
-    """Text of a known form; the message says what it should be and shows one."""
+    """Return a type of text of a known form; the message says what it should be and shows one."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value, re.ASCII):
@@ -124,7 +124,7 @@ def _counted(context: Mapping[str, Any], what: str) -> str:
 
 
 def _meant(model: type[BaseModel], location: Sequence[int | str]) -> str:
-    """Which key of the same table an unknown one was probably meant to be."""
+    """Return which key of the same table an unknown one was probably meant to be."""
     keys = sorted(_fields(model, location[:-1]))
     return did_you_mean(str(location[-1]), keys) or f"remove it; known here: {', '.join(keys)}"
 

@@ -8,7 +8,8 @@ from lustrain.problem import plain
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
-    """Lines of columns as wide as they need to be; a column of whole numbers, and those named in `right`, end on the right."""
+    """Return lines of columns as wide as they need to be; a column of whole numbers, and those named in `right`, end on the
+    right."""
     shown = [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in [list(heads), *shown]) for at in range(len(heads))]
     figures = [bool(shown) and all(row[at].isdigit() or row[at] == "-" for row in shown) for at in range(len(heads))]

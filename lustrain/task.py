@@ -36,7 +36,7 @@ from lustrain.process import drop_output
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a task returns.
+    """This is what a task returns.
 
     `data` is what `--json` prints in place of the lines. `problems` say what could not be done beside that: with them the task
     ends as with a UserError, after its lines.
@@ -144,7 +144,7 @@ def _refuse(lines: Sequence[str], code: int, as_json: bool) -> NoReturn:
 
 
 def _print(text: str) -> None:
-    """To standard output; a reader like `head` that has read enough is not a mistake."""
+    """Print to standard output; a reader like `head` that has read enough is not a mistake."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

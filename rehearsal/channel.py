@@ -13,7 +13,8 @@ RECEIVES = 5
 
 
 def notice_arrived(cluster: Cluster, node: str) -> bool:
-    """Whether the spot interruption of `node` is in the cluster's queue; reads what is there, and leaves nothing of it."""
+    """Check whether the spot interruption of `node` is in the cluster's queue; reads what is there, and leaves nothing of
+    it."""
     sqs = boto3.client("sqs", region_name=cluster.region)
     queue = str(cluster.interruption_queue)
     for _ in range(RECEIVES):
@@ -30,7 +31,7 @@ def notice_arrived(cluster: Cluster, node: str) -> bool:
 
 
 def role_credentials(cluster: Cluster) -> dict[str, str]:
-    """Variables with temporary credentials of the nodes' role; the embedded AWS checks none."""
+    """Return variables with temporary credentials of the nodes' role; the embedded AWS checks none."""
     answer = boto3.client("sts").assume_role(RoleArn=str(cluster.role_arn), RoleSessionName="rehearsal")["Credentials"]
     return {
         "AWS_ACCESS_KEY_ID": answer["AccessKeyId"],

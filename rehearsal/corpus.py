@@ -7,7 +7,7 @@ from pathlib import Path
 
 LEAST_BYTES = 2_000_000
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3"}
-"""Installed packages, and folders that some distributions leave out: the text should be much the same everywhere."""
+"""Installed packages and folders that some distributions lack are left out: the text should be much the same everywhere."""
 
 
 def standard_library_sources() -> list[Path]:

@@ -50,7 +50,7 @@ RAN = "container engine, read-only, no root; ranks, gloo; SIGTERM to process 1, 
 
 @dataclass(frozen=True)
 class Run:
-    """The run that is trained in the container, and the reference whose losses it must repeat."""
+    """This is the run that is trained in the container, and the reference whose losses it must repeat."""
 
     config: Path
     settings: Mapping[str, str]
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass
 class ImageLab:
-    """What a build needs: the environment of the engine's clients, a registry, a base image, a copy of the code."""
+    """This is what a build needs: the environment of the engine's clients, a registry, a base image, a copy of the code."""
 
     environment: dict[str, str]
     registry: Registry

@@ -79,7 +79,7 @@ class Journey:
 
     @property
     def cluster(self) -> Cluster:
-        """The Cluster that the first stage brought up; every later stage starts from it."""
+        """Return the Cluster that the first stage brought up; every later stage starts from it."""
         if self.provisioned is None:
             raise RuntimeError("the cluster is not there yet")
         return self.provisioned.cluster
@@ -344,7 +344,7 @@ def prove(journey: Journey) -> None:
 
 
 def final_weights(journey: Journey, name: str) -> dict[str, bytes]:
-    """Every tensor of the safetensors export of a run's newest checkpoint."""
+    """Return every tensor of the safetensors export of a run's newest checkpoint."""
     store, folder = journey.store(name), journey.folder / f"export-{name}"
     export(store, newest(store), folder, {})
     files = sorted(folder.glob("*.safetensors"))

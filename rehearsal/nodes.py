@@ -40,7 +40,7 @@ FOLDERS = tuple(sorted({dirname(path) for path in OURS}))
 """A file is compared together with all its neighbours."""
 BUNDLE = "/opt/lustrain/bundle"
 FIRST_BOOT = ("env", "LUSTRAIN_FLUSH_SECONDS=0", "bash", "-c", 'source "$1/node.sh" && boot "$2" ec2', "boot")
-"""What user data runs once the bundle is there (infra/plan/nodes/first_boot.sh); here no log of a failure is shipped."""
+"""User data runs this once the bundle is there (infra/plan/nodes/first_boot.sh); here no log of a failure is shipped."""
 
 Tree = dict[str, tuple[str, str]]
 
@@ -57,7 +57,8 @@ class Scenario:
 
 @dataclass(frozen=True)
 class NodeTaskResult:
-    """Result of one `fab` task on the nodes: exit status, and by node name the agent's report, or why there is none."""
+    """This is the result of one `fab` task on the nodes: exit status, and by node name the agent's report, or why there is
+    none."""
 
     status: int
     seconds: float
@@ -70,7 +71,7 @@ class NodeTaskResult:
         return sum(len(self.settings(node, status)) for node in self.nodes)
 
     def verdicts(self, node: str) -> dict[str, str]:
-        """Status by check."""
+        """Return the status of each check."""
         return {result["check"]: result["status"] for result in self.nodes[node].get("results", ())}
 
     @property
@@ -102,7 +103,7 @@ def scenarios(folder: Path) -> Iterator[list[Scenario]]:
 
 
 class Fleet:
-    """The lab's nodes as an operator reaches them: a Cluster in a file, and recorded host keys."""
+    """These are the lab's nodes as an operator reaches them: a Cluster in a file, and recorded host keys."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab

@@ -12,7 +12,7 @@ Records = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Promise:
-    """One promise, whether it was kept, and the figure that shows it."""
+    """This is one promise, whether it was kept, and the figure that shows it."""
 
     text: str
     kept: bool

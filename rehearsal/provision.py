@@ -30,7 +30,7 @@ class Provisioned:
     cluster: Cluster
     outcome: str
     stable: bool
-    """A second preview changes nothing; never true without the engine."""
+    """It is true where a second preview changes nothing; never without the engine."""
     engine: Engine | None
 
 

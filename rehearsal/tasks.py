@@ -13,7 +13,7 @@ from lustrain.task import TaskResult, task
 
 REPORT = Path(__file__).with_name("report.md")
 FEWEST_STEPS = 48
-"""Fewer leave no room for a notice, a save after it, a kill and a rest."""
+"""With fewer steps there is no room for a notice, a save after it, a kill and the remaining steps."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _cached(built: Built) -> tuple[int, int]:
 
 
 def _dirt(git: GitState) -> list[str]:
-    """One line where the image is not what a commit says."""
+    """Return one line where the image is not what a commit says."""
     if git.commit is None:
         return ["not from a commit: nothing will show which code this is"]
     if not git.dirty:

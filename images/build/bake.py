@@ -30,19 +30,19 @@ from images.registry.credentials import docker_config
 from lustrain.problem import FAILED, UserError, plain, problem
 
 OLDEST = (0, 13)
-"""The first with `--progress=rawjson`: https://github.com/docker/buildx/releases/tag/v0.13.0"""
+"""This is the first buildx with `--progress=rawjson`: https://github.com/docker/buildx/releases/tag/v0.13.0"""
 _END_S = 15.0
 
 
 class Bake:
-    """The CLI with its buildx plugin, as `environment` (else this process's) finds and configures them."""
+    """This is the CLI with its buildx plugin, as `environment` (else this process's) locates and configures them."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.environment = dict(os.environ if environment is None else environment)
 
     @cached_property
     def driver(self) -> str:
-        """The driver of the builder in use; `docker` is the engine's own."""
+        """Return the driver of the builder in use; `docker` is the engine's own."""
         driver = re.search(r"^Driver:\s*(\S+)", self._ask("buildx", "inspect"), re.MULTILINE)
         return driver[1] if driver else "docker"
 

@@ -16,7 +16,7 @@ from lustrain.problem import FAILED, UserError
 from lustrain.progress import BYTES, amount_text
 
 LEAST_FREE = 1 << 30
-"""Bytes that even a build with everything cached may take."""
+"""Even a build with everything cached may take so many bytes."""
 _COPIES = 3
 """A layer lies in its build stage, in the image, and compressed beside that."""
 _TRIES = 3

@@ -15,17 +15,17 @@ from typing import Any
 from lustrain.problem import FAILED, UNREACHABLE, UserError, plain, problem
 
 OLDEST = 23
-"""The first whose own Dockerfile frontend knows `COPY --link`; 20.10 needs one from Docker Hub for it:
+"""This is the first engine whose own Dockerfile frontend knows `COPY --link`; 20.10 needs one from Docker Hub for it:
 https://docs.docker.com/engine/release-notes/23.0/"""
 ANSWER_S = 60.0
 _CONTAINERD_ROOT = Path("/var/lib/containerd")
 _UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-"""As `docker system df` prints sizes: https://docs.docker.com/reference/cli/docker/system/df/"""
+"""`docker system df` prints sizes with these units: https://docs.docker.com/reference/cli/docker/system/df/"""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine says of itself."""
+    """This is what an engine reports of itself."""
 
     host: str
     """Its address, as DOCKER_HOST has it."""
@@ -37,7 +37,7 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """It runs on this machine, as far as its address tells."""
+        """Check whether it runs on this machine, as far as its address tells."""
         return bool(re.match(r"unix://|npipe://|(tcp|https?)://(127\.[\d.]+|localhost|\[::1\])(:|/|$)", self.host))
 
     def free_bytes(self) -> int | None:

@@ -14,7 +14,7 @@ from lustrain.problem import FAILED, UserError, plain, problem
 _FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 _PUSH = re.compile("failed to push|push access denied")
 _LOST = re.compile("parent snapshot .* does not exist")
-"""A race in engines with containerd's store: https://github.com/moby/buildkit/issues/6521"""
+"""Engines with containerd's store have this race: https://github.com/moby/buildkit/issues/6521"""
 _PASSING = re.compile(
     r"refused|reset|eof|broken pipe|time(d )?out|unreachable|no route|closed|server error|unavailable|too many requests"
     r"|canceled|short write|no such host|temporary failure|: (429|50[0234]) ",
@@ -23,7 +23,7 @@ _PASSING = re.compile(
 
 
 class BuildError(UserError):
-    """A failed build, with the steps that ended before; `again` says what is done once more, where that may help."""
+    """This is a failed build, with the steps that ended before; `again` says what is done once more, where that may help."""
 
     def __init__(self, lines: Sequence[str], exit_code: int, steps: Sequence[Step] = (), again: str = "") -> None:
         super().__init__(lines, exit_code)

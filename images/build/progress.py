@@ -15,7 +15,7 @@ _LEAST_BYTES = 100_000
 
 
 class Live(Progress):
-    """A Watch: a line for each step that took more than 2 s or failed, and in between how far the build is."""
+    """It prints a line for each step that took more than 2 s or failed, and in between how far the build is."""
 
     def __init__(self, label: str, *, interval_s: float = 10.0, **more: Any) -> None:
         super().__init__(label, brief=True, interval_s=interval_s, **more)
@@ -27,11 +27,9 @@ class Live(Progress):
         self._ended: dict[str, bool] = {}
 
     def started(self, name: str) -> None:
-        """As in Watch."""
         self._running.setdefault(name, self._clock())
 
     def ended(self, step: Step) -> None:
-        """As in Watch."""
         self._running.pop(step.name, None)
         self._printed.pop(step.name, None)
         self._ended.setdefault(step.name, step.cached)
@@ -41,13 +39,11 @@ class Live(Progress):
             self.say(f"{step.seconds:.1f} s: {_short(step.name)}")
 
     def log(self, name: str, text: str) -> None:
-        """As in Watch."""
         if lines := [line for line in text.splitlines() if line.strip()]:
             self._printed[name] = plain(lines[-1].strip())
         self.beat()
 
     def moved(self, name: str, done: int, total: int) -> None:
-        """As in Watch."""
         if self._moving_since is None:
             self._moving_since = self._clock()
         self._moved[name] = (done, max(done, total))

@@ -15,7 +15,7 @@ from images.model import Step, Watch
 from lustrain.problem import plain
 
 LAST_LINES = 12
-"""Of a failed step's log, which an error shows."""
+"""An error shows so many lines of a failed step's log."""
 _KEPT = 16_384
 
 
@@ -47,7 +47,7 @@ class Log(BaseModel):
 
 
 class Update(BaseModel):
-    """One message: what changed since the last one."""
+    """This is one message: what changed since the last one."""
 
     vertexes: list[Vertex] | None = None
     statuses: list[Transfer] | None = None
@@ -55,7 +55,7 @@ class Update(BaseModel):
 
 
 class Steps:
-    """The steps of one build, from its messages; `watch` hears of each as it begins and ends."""
+    """These are the steps of one build, from its messages; `watch` is called as each begins and ends."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

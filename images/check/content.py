@@ -14,7 +14,7 @@ from typing import Any
 from images.model import Image
 
 RULES = "1"
-"""To be raised when the same image gets another hash; hashes of different rules cannot be compared."""
+"""Raise it when the same image gets another hash; hashes of different rules cannot be compared."""
 _KEPT = (
     *("Env", "Entrypoint", "Cmd", "User", "WorkingDir"),
     *("StopSignal", "Healthcheck", "ExposedPorts", "Volumes", "OnBuild"),
@@ -23,7 +23,7 @@ _PASSING = (
     *(f"org.opencontainers.image.{name}" for name in ("created", "revision", "version", "ref.name", "base.name")),
     "dev.lustrain.git.dirty",
 )
-"""Labels with the date, the commit and the names: several of these may give the same files."""
+"""These labels hold the date, the commit and the names: several of them may give the same files."""
 
 
 def content_of(image: Image) -> str:

@@ -43,28 +43,28 @@ def diff(a: Image, b: Image) -> Diff:
     return Diff(a, b, pulled, tuple(layer for layer in once if layer.digest in held), repacked)
 
 
-def lines(found: Diff) -> list[str]:
+def lines(diff: Diff) -> list[str]:
     """Return one line a layer to pull, then the sum."""
-    if found.same:
-        return [f"nothing to pull: both are {found.b.digest}"]
-    if not found.pulled:
-        return [f"nothing to pull but the configuration: all {len(found.kept)} layers are the same"]
-    rows = [_line(layer, layer.digest in found.repacked) for layer in found.pulled]
-    share = 100 * found.bytes / found.b.size if found.b.size else 0
-    total = f"{amount_text(found.bytes, BYTES)} of {amount_text(found.b.size, BYTES)} ({share:.3g} %)"
-    return [*rows, f"{len(found.pulled)} of {len(found.pulled) + len(found.kept)} layers to pull, {total}"]
+    if diff.same:
+        return [f"nothing to pull: both are {diff.b.digest}"]
+    if not diff.pulled:
+        return [f"nothing to pull but the configuration: all {len(diff.kept)} layers are the same"]
+    rows = [_line(layer, layer.digest in diff.repacked) for layer in diff.pulled]
+    share = 100 * diff.bytes / diff.b.size if diff.b.size else 0
+    total = f"{amount_text(diff.bytes, BYTES)} of {amount_text(diff.b.size, BYTES)} ({share:.3g} %)"
+    return [*rows, f"{len(diff.pulled)} of {len(diff.pulled) + len(diff.kept)} layers to pull, {total}"]
 
 
-def as_json(found: Diff) -> dict[str, Any]:
+def as_json(diff: Diff) -> dict[str, Any]:
     """Return the difference as JSON data."""
     return {
         "version": VERSION,
-        "a": _image(found.a),
-        "b": _image(found.b),
-        "same": found.same,
-        "pull": [_layer(layer) | {"recompressed": layer.digest in found.repacked} for layer in found.pulled],
-        "keep": [_layer(layer) for layer in found.kept],
-        "pull_bytes": found.bytes,
+        "a": _image(diff.a),
+        "b": _image(diff.b),
+        "same": diff.same,
+        "pull": [_layer(layer) | {"recompressed": layer.digest in diff.repacked} for layer in diff.pulled],
+        "keep": [_layer(layer) for layer in diff.kept],
+        "pull_bytes": diff.bytes,
     }
 
 

@@ -125,23 +125,23 @@ def _platforms(present: Sequence[str], record: Record | None) -> Row:
     return Row("platforms", OK, ", ".join(present))
 
 
-def _readable_by_enroot(found: RegistryImage) -> Row:
+def _readable_by_enroot(image: RegistryImage) -> Row:
     """Check the media types.
 
     Sources: https://github.com/NVIDIA/pyxis/issues/180 (zstd), https://github.com/NVIDIA/JAX-Toolbox/issues/310 (OCI index).
     """
-    compressed = {kind.rpartition("tar")[2].lstrip(".+") or "plain" for kind in found.layer_types}
+    compressed = {kind.rpartition("tar")[2].lstrip(".+") or "plain" for kind in image.layer_types}
     if "zstd" in compressed:
         return Row("media types", FAILED, "layers in zstd, which enroot cannot unpack", f"{REBUILD} (it writes gzip)")
-    if found.index and found.index.attestations:
-        what = f"an index with {found.index.attestations} attestations, which enroot before 3.4.1 mistakes for images"
+    if image.index and image.index.attestations:
+        what = f"an index with {image.index.attestations} attestations, which enroot before 3.4.1 mistakes for images"
         return Row("media types", WARNING, what, "build without attestations")
     if "plain" in compressed:
         return Row(
             "media types", WARNING, "layers that are not compressed: nodes pull several times the bytes", REBUILD
         )
-    kind = "docker" if "docker" in found.media_type else "OCI"
-    listed = " in an index" if found.index else ""
+    kind = "docker" if "docker" in image.media_type else "OCI"
+    listed = " in an index" if image.index else ""
     return Row("media types", OK, f"{kind} manifest{listed}, gzip")
 
 

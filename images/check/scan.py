@@ -26,17 +26,17 @@ from lustrain.schema import TOML, Section, like, problems_of
 
 ALLOWED = Path(__file__).parents[1] / "scan-allow.toml"
 SEVERITIES = ("CRITICAL", "HIGH", "MEDIUM", "LOW", "INFORMATIONAL", "UNDEFINED", "UNTRIAGED")
-"""Worst first; the last two are ECR's and Inspector's words for not rated yet, which count as the worst."""
+"""They stand worst first; the last two are ECR's and Inspector's words for not rated yet, which count as the worst."""
 _RATED = SEVERITIES[:5]
 LONGEST_DAYS = 366
 VERSION = 1
-"""Of the JSON."""
+"""The JSON has this version."""
 
 _DONE, _UNDER_WAY = ("COMPLETE", "ACTIVE"), ("IN_PROGRESS", "PENDING")
 _ABSENT, _NOT_YET = "no scan", "done without a result"
 _PAUSE_S = 5.0
 _LIMITS_S = {_ABSENT: 60.0, **dict.fromkeys((*_UNDER_WAY, _NOT_YET), 900.0)}
-"""How long each status is waited out; a scan on push shows up some seconds after the push."""
+"""Each status is waited for so long; a scan on push shows up some seconds after the push."""
 _START = "aws ecr start-image-scan --repository-name {repository} --image-id imageDigest={digest}"
 _FIXES = {
     _ABSENT: "switch scanning on (aws ecr put-image-scanning-configuration --repository-name {repository} "
@@ -69,7 +69,7 @@ class Place:
 
     @classmethod
     def of(cls, ref: str) -> Place:
-        """From `<account>.dkr.ecr.<region>.amazonaws.com/<repository>[:tag]@sha256:…`; UserError for anything else."""
+        """Read `<account>.dkr.ecr.<region>.amazonaws.com/<repository>[:tag]@sha256:…`; UserError for anything else."""
         named = references.parse(ref)
         region = ecr.region_of(named.registry)
         if region is None:
@@ -140,7 +140,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 1 not."""
+        """Return 0 where the image passed, else 1."""
         return 0 if self.passed else 1
 
 

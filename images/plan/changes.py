@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from lustrain.image_file import Record
 
 LAYERS = ("base", "tools", "system", "init", "torch", "linker", "app", "shell", "code", "image")
-"""In the order of the Dockerfile; `image` is settings (user, entry point) and the check, no layer."""
+"""They stand in the order of the Dockerfile; `image` is settings (user, entry point) and the check, no layer."""
 ON = "on "
-"""Prefix of an input that is a layer below. Layers joined by `COPY --link` are not inputs of each other."""
+"""An input that is a layer below has this prefix. Layers joined by `COPY --link` are not inputs of each other."""
 DIFFERS = "system"
 """The system layer depends on the base; every other layer is the same on any base."""
 NEVER_PULLED = ("tools", "shell", "image")
@@ -30,7 +30,7 @@ class Rebuild:
 
 
 def reasons(old: Record | None, inputs: Mapping[str, Mapping[str, str]]) -> list[Rebuild]:
-    """Layers to be made again, in the Dockerfile's order; empty where nothing changed, all without an `old` image."""
+    """Return the layers to be made again, in the Dockerfile's order; none where nothing changed, all without an `old` image."""
     rebuilds = []
     for layer in sorted(inputs, key=lambda layer: (LAYERS.index(layer) if layer in LAYERS else len(LAYERS), layer)):
         pulled = layer not in NEVER_PULLED
@@ -44,7 +44,7 @@ def reasons(old: Record | None, inputs: Mapping[str, Mapping[str, str]]) -> list
 
 
 def lines(rebuilds: Sequence[Rebuild]) -> list[str]:
-    """For people: a line a reason, and at the end what a node would pull."""
+    """Return a line for each reason, and at the end what a node would pull."""
     if not rebuilds:
         return ["nothing changed: every step comes from the cache"]
     pulled, perhaps = _pulled(rebuilds)
@@ -54,7 +54,7 @@ def lines(rebuilds: Sequence[Rebuild]) -> list[str]:
 
 
 def as_json(rebuilds: Sequence[Rebuild]) -> dict[str, object]:
-    """For programs."""
+    """Return the changes as JSON data."""
     pulled, perhaps = _pulled(rebuilds)
     layers = [{"layer": rebuild.layer, "why": list(rebuild.why)} for rebuild in rebuilds]
     return {"rebuild": layers, "pull": pulled, "pull_if_different": perhaps}

@@ -19,10 +19,10 @@ from lustrain.leaks import secrets_in
 from lustrain.problem import UserError, problem
 
 SITE = "images/site"
-"""What a site brings: mounted while building, never in a layer, and so no input either."""
+"""A site brings these files: mounted while building, never in a layer, and so no input either."""
 CA = f"{SITE}/ca.crt"
 LARGEST = 16 << 20
-"""Bytes of one file of ours."""
+"""One file of ours has at most so many bytes."""
 _SITE_FILES = (CA, f"{SITE}/wheels/*.whl", f"{SITE}/aws-efa-installer-*.tar.gz")
 VERSIONS = "images/versions.toml"
 _MAY_ENTER = (
@@ -101,7 +101,7 @@ def sources(root: Path, target: str) -> tuple[str, ...]:
 
 
 def enters(path: str) -> bool:
-    """Whether a file at `path` of the repository may enter an image or its build at all."""
+    """Check whether a file at `path` of the repository may enter an image or its build at all."""
     return _any(path, _MAY_ENTER) and not _any(path, _STAYS_OUT)
 
 
@@ -236,7 +236,7 @@ def _settle(folder: Path) -> None:
 def _inputs(
     target: str, dockerfile: Dockerfile, files: Iterable[_File], given: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """By layer: the images it starts from, the arguments it declares, its part of the Dockerfile, the files it reads.
+    """Return, by layer, the images it starts from, the arguments it declares, its part of the Dockerfile, the files it reads.
 
     `on tools` is a sum over the inputs of the layer below.
     """

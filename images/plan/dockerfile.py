@@ -30,44 +30,44 @@ class Stage:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Paths of the context that are copied or mounted, in order, each once."""
+        """Return the paths of the context that are copied or mounted, in order, each once."""
         return tuple(dict.fromkeys(path for path, stage, _ in self._sources() if not stage))
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Stages and images that something is copied or mounted from."""
+        """Return the stages and images that something is copied or mounted from."""
         return tuple(dict.fromkeys(stage for _, stage, _ in self._sources() if stage))
 
     @property
     def made_on(self) -> tuple[str, ...]:
-        """Stages without which nothing here is what it was: not those that `COPY --link` puts beside it."""
+        """Return the stages without which nothing here is what it was: not those that `COPY --link` puts beside it."""
         return tuple(
             dict.fromkeys([self.origin, *(stage for _, stage, linked in self._sources() if stage and not linked)])
         )
 
     @property
     def runs(self) -> bool:
-        """Whether it makes layers of its own."""
+        """Check whether it makes layers of its own."""
         return any(one.upper().startswith("RUN ") for one in self.instructions)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Names that ARG declares here."""
+        """Return the names that ARG declares here."""
         return tuple(_argument(one)[0] for one in self.instructions if one.upper().startswith("ARG "))
 
     @property
     def image_argument(self) -> str | None:
-        """The argument that names the image it starts from, if one does."""
-        found = re.fullmatch(r"\$\{?(\w+)\}?", self.origin)
-        return found[1] if found else None
+        """Return the argument that names the image it starts from, if one does."""
+        match = re.fullmatch(r"\$\{?(\w+)\}?", self.origin)
+        return match[1] if match else None
 
     @property
     def sum(self) -> str:
-        """sha256 over what it says; comments and line ends do not count."""
+        """Return sha256 over what it says; comments and line ends do not count."""
         return sha256("\n".join((self.origin, *self.instructions)).encode()).hexdigest()
 
     def _sources(self) -> Iterator[tuple[str, str, bool]]:
-        """Path, stage (empty: the context), and whether it is linked."""
+        """Return path, stage (empty: the context), and whether it is linked."""
         for instruction in self.instructions:
             word, _, rest = instruction.partition(" ")
             if word.upper() in ("COPY", "ADD"):

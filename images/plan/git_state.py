@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 _KEPT = ("GIT_CONFIG_", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH")
 """Of the variables named GIT_*: they say how git reads, not which repository a process around us is at work on."""
 _ALONE = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-pager", "--literal-pathspecs")
-"""So that asking runs no program of the repository."""
+"""With these options git runs no program of the repository."""
 
 
 def read(root: Path, paths: Sequence[str], enters: Callable[[str], bool] = lambda path: True) -> GitState:

@@ -29,9 +29,9 @@ CONSTRAINTS = Path(".ci/constraints.txt")
 SITE_WHEELS = Path("images/site/wheels")
 TORCH = ("torch-cpu", "torch-cuda")
 NAMES = ("tools", *TORCH, "app")
-"""In the order they are made: app must agree with what torch brings."""
+"""Locks stand in the order in which they are made: app must agree with what torch brings."""
 AMD64, ARM64 = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
-"""As uv calls them; 2_28 is the oldest glibc that torch's wheels run with."""
+"""uv calls platforms so; 2_28 is the oldest glibc that torch's wheels run with."""
 RENEW = "fab image-lock"
 PATIENCE_S = 300.0
 
@@ -103,7 +103,7 @@ def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD
 
 
 def check(root: Path = ROOT, versions: Versions | None = None) -> Sequence[str]:
-    """Which locks are stale and why, one line each; needs no network. Nothing: all are as they should be."""
+    """Return which locks are stale and why, one line each; none where all are as they should be. It needs no network."""
     versions = versions or all_versions.load()
     locks: dict[str, Lock] = {}
     lines: list[str] = []
@@ -171,7 +171,7 @@ def resolve(
 ) -> Lock:
     """Ask the package index for a lock: what the present one holds stays, unless `upgrade` or the constraints say otherwise.
 
-    `links` is where the CPU build of torch is found, a page or a folder of wheels; default: `torch_cpu_links` and, before it,
+    `links` is where the CPU build of torch lies, a page or a folder of wheels; default: `torch_cpu_links` and, before it,
     the site's wheels. UserError where there is no solution or no index.
     """
     options, *requirements = inputs(name, versions, root, platform)
@@ -202,7 +202,8 @@ def write_all(
     upgrade: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
-    """Resolve every lock and write those that changed, all or none; their names. `say` hears which one is being resolved."""
+    """Resolve every lock and write those that changed, all or none; return their names. `say` is called with the one being
+    resolved."""
     versions = all_versions.load(root / "images/versions.toml")
     locks: dict[str, Lock] = {}
     for name in NAMES:

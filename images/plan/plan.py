@@ -29,7 +29,7 @@ TARGET = "dev.lustrain.target"
 VERSIONS = "dev.lustrain.versions."
 DIRTY = "dev.lustrain.git.dirty"
 INPUTS = "dev.lustrain.inputs."
-"""Labels of what each layer was made from, short sums."""
+"""These labels hold short sums of what each layer was made from."""
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _SECRETS = {"ca": "certificates of a proxy", "netrc": "credentials of a private index"}
@@ -133,7 +133,7 @@ def _sum(of: object) -> str:
 
 def _labels(
     target: str,
-    found: Mapping[str, str],
+    versions: Mapping[str, str],
     git: GitState,
     inputs: Mapping[str, Mapping[str, str]],
     tag: str,
@@ -151,7 +151,7 @@ def _labels(
         labels[f"{standard}.base.digest"] = base.partition("@")[2]
     if git.commit:
         labels |= {f"{standard}.revision": git.commit, DIRTY: str(git.dirty).lower()}
-    labels |= {f"{VERSIONS}{name}": value for name, value in found.items()}
+    labels |= {f"{VERSIONS}{name}": value for name, value in versions.items()}
     labels |= {f"{INPUTS}{layer}": _sum(dict(names)) for layer, names in inputs.items()}
     return dict(sorted(labels.items()))
 

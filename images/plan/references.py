@@ -41,7 +41,7 @@ class Reference:
 
     @property
     def wanted(self) -> str:
-        """What a request to a registry names: the digest where there is one, else the tag, else `latest`."""
+        """Return what a request to a registry names: the digest where there is one, else the tag, else `latest`."""
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> Reference:
@@ -79,12 +79,12 @@ def parse(text: str, path: str = "image") -> Reference:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is a digest that we can check."""
+    """Check whether it is a digest of a kind that we know."""
     return bool(_DIGEST.fullmatch(text))
 
 
 def is_host(text: str) -> bool:
-    """Whether it is a registry's host name, with or without a port."""
+    """Check whether it is a registry's host name, with or without a port."""
     if not _HOST.fullmatch(text):
         return False
     port = text.rpartition(":")[2] if ":" in text and not text.endswith("]") else ""
@@ -92,7 +92,7 @@ def is_host(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a registry's host, with or without a port, is this machine: 127.0.0.0/8 or localhost, and nothing else."""
+    """Check whether a registry's host, with or without a port, is this machine: 127.0.0.0/8 or localhost, and nothing else."""
     name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
     if name == "localhost":
         return True

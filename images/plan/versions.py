@@ -67,7 +67,7 @@ class Gaudi(Section):
 
     @property
     def pinned(self) -> str:
-        """image@digest; UserError until the digest is filled in."""
+        """Return image@digest; UserError until the digest is filled in."""
         if not self.digest:
             why = "unknown, and an image is not built from what may change"
             fix = f"put the digest of {self.image} there, or give --base {self.image}@sha256:…"
@@ -111,7 +111,7 @@ class Versions(Section):
 
     @property
     def budgets(self) -> dict[str, int]:
-        """MiB by target; gaudi has none."""
+        """Return MiB by target; gaudi has none."""
         return self.budget_mb.model_dump()
 
     def of(self, target: str) -> dict[str, str]:

@@ -34,16 +34,17 @@ from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = (10.0, 60.0)
-"""To connect, and between two pieces of an answer."""
+"""So long may connecting take, and the pause between two pieces of an answer."""
 TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 LONGEST_RETRY_AFTER_S = 60.0
 NAME_TRIES = 3
-"""For a host name that does not exist. When the name service fails, there are as many tries as for anything else."""
+"""A host name that does not exist is tried so often. When the name service fails, there are as many tries as for anything
+else."""
 HOPS = 5
 AGAIN = (429, 500, 502, 503, 504)
 LONGEST = 16 << 20
-"""Bytes of an answer; manifests and configurations are far smaller."""
+"""An answer has at most so many bytes; manifests and configurations are far smaller."""
 _HUB_HOST = "registry-1.docker.io"
 _CERTIFICATES = Path("/etc/docker/certs.d")
 
@@ -225,7 +226,7 @@ class Transport:
 
 
 class _Session(requests.Session):
-    """Sends requests with TLS only, also redirected ones; those to another host go without credentials."""
+    """It sends requests with TLS only, also redirected ones; those to another host go without credentials."""
 
     def __init__(self, host: str) -> None:
         super().__init__()

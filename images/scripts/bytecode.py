@@ -11,7 +11,7 @@ from pathlib import Path
 
 IMPORTED = ("torch", "torch.distributed", "torch.distributed.fsdp", "torch.nn.parallel", "torch.optim")
 PROCESSES = 4
-"""Not the number of cores: see below."""
+"""It is not the number of cores: see below."""
 _LIST = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])

@@ -40,7 +40,7 @@ def fetch(url: str, into: Path) -> None:
 
 
 def main(url: str, sha256: str, into: str) -> int:
-    """0, or 1 with one line on stderr and no file left."""
+    """Return 0, or 1 with one line on stderr and no file left."""
     target = Path(into)
     try:
         fetch(url, target)
@@ -60,7 +60,7 @@ def main(url: str, sha256: str, into: str) -> int:
 
 
 def there(url: str) -> int:
-    """0 where the address answers, 1 with one line on stderr where it does not; one try."""
+    """Return 0 where the address answers, 1 with one line on stderr where it does not, after one try."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_S):
             return 0

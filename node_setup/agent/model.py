@@ -9,7 +9,7 @@ from typing import Any, Union
 from lustrain.status import Status
 
 Facts = Mapping[str, Any]
-"""What a node shows of itself; the keys are listed in `node_setup.agent.facts`."""
+"""This is what a node shows of itself; the keys are listed in `node_setup.agent.facts.schema`."""
 
 EXIT_IN_SYNC, EXIT_FAILED, EXIT_DRIFT, EXIT_REFUSED, EXIT_OTHER_AGENT = 0, 1, 2, 4, 96
 """These are the agent's exit codes. 96: the node holds no agent or another version of it; the caller sends its own and calls

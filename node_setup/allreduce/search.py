@@ -34,7 +34,7 @@ class Measurement:
 def measure(
     nodes: Sequence[str], instance_type: str, efa: int, run: Runner, over: Callable[[], str] = lambda: ""
 ) -> Measurement:
-    """Nodes of one type with `efa` EFA devices each; `over` says why no further round may begin, or nothing.
+    """Measure nodes of one type with `efa` EFA devices each; `over` returns why no further round may begin, or nothing.
 
     ValueError for fewer than two nodes.
     """

@@ -20,7 +20,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Options(Section):
-    """`max_parallel` nodes at once (0: 32, over SSM 10); `*_s` are seconds; `timeout_s` is for one node, `total_s` for all."""
+    """These options are checked: `max_parallel` nodes at once (0: 32, over SSM 10); `*_s` are seconds; `timeout_s` is for one
+    node, `total_s` for all."""
 
     max_parallel: Annotated[int, Field(ge=0, le=1000)] = 0
     connect_s: Seconds = 10

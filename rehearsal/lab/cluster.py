@@ -13,7 +13,7 @@ MOUNT = "/fsx"
 
 
 def cluster_of(lab: Lab, settings: Mapping[str, str] | None = None) -> Cluster:
-    """All nodes of a lab as one group, which are of one kind; `settings` is what its tuning does otherwise."""
+    """Return all nodes of a lab as one group, which are of one kind; `settings` is what its tuning does otherwise."""
     kind = KINDS[lab.nodes[0].kind]
     stripe = Stripe(
         path=f"{MOUNT}/checkpoints", options=("-c", "-1", "-S", "16M"), why="large files, written by all nodes"

@@ -24,7 +24,7 @@ exec tini -s -- cat"""
 
 
 class Ground:
-    """A lab without nodes. `folders` are shown on nodes where the machine's root file system does not hold them."""
+    """This is a lab without nodes. `folders` are shown on nodes where the machine's root file system does not hold them."""
 
     def __init__(self, folders: Iterable[Path | str]) -> None:
         self.subnet = Subnet()
@@ -59,12 +59,12 @@ class Ground:
 
     @property
     def enter(self) -> list[str]:
-        """How a program of this machine is started inside of the lab, beside its nodes."""
+        """Return how a program of this machine is started inside of the lab, beside its nodes."""
         return ["nsenter", "-t", str(self._pid), "-n", "-m", "-p"]
 
     @property
     def path(self) -> Path:
-        """The lab's own files, seen from this process."""
+        """Return the lab's own files, seen from this process."""
         return Path(f"/proc/{self._pid}/root{self.subnet.folder}")
 
     @property

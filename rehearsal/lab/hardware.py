@@ -19,7 +19,7 @@ LEFT_OUT = (
 )
 
 DRIVER = "570.172.08"
-"""Of the GPUs, and of the programs that say so."""
+"""The GPUs and the programs that name a driver have this one."""
 
 STOCK_SYSCTLS = {
     "vm/max_map_count": "65530",
@@ -201,12 +201,12 @@ def _memory(hardware: Hardware) -> dict[str, str]:
 
 def _modules(hardware: Hardware) -> list[str]:
     """Return the modules that are loaded from the start, for /sys/module: not every kernel has a table of modules."""
-    found = ["ena"] if hardware.type else []
+    modules = ["ena"] if hardware.type else []
     if hardware.efa:
-        found += ["efa", "ib_uverbs", "ib_core"]
+        modules += ["efa", "ib_uverbs", "ib_core"]
     if hardware.gpus:
-        found += ["nvidia", "nvidia_modeset"]
-    return found + (["habanalabs", "habanalabs_en"] if hardware.gaudis else [])
+        modules += ["nvidia", "nvidia_modeset"]
+    return modules + (["habanalabs", "habanalabs_en"] if hardware.gaudis else [])
 
 
 def _identity(hardware: Hardware) -> dict[str, str]:
@@ -303,7 +303,7 @@ def _pci(bus: int, slot: int, vendor: int, device: int, kind: int, sub: int) -> 
 
 
 def stand_ins(hardware: Hardware) -> list[str]:
-    """Paths below / where a program stands in for one of hardware or of systemd."""
+    """Return the paths below / where a program stands in for one of hardware or of systemd."""
     names = list(_EVERYWHERE)
     if hardware.lustre:
         names += ["lctl", "lfs", "lnetctl"]
@@ -318,7 +318,7 @@ def stand_ins(hardware: Hardware) -> list[str]:
 
 
 def _links(hardware: Hardware) -> dict[str, str]:
-    """Symbolic links of the node's disk: its programs, its services' processes, and what is enabled."""
+    """Return the symbolic links of the node's disk: its programs, its services' processes, and what is enabled."""
     links = dict.fromkeys(stand_ins(hardware), _STAND_IN)
     # The kernel names a process after the path that it was started by, so a link to `sleep` runs under any name.
     for name, unit in _daemons(hardware).items():
@@ -328,7 +328,7 @@ def _links(hardware: Hardware) -> dict[str, str]:
 
 
 def _packages(hardware: Hardware) -> str:
-    """Entries of dpkg's table for packages that the image would have; nothing of them is installed."""
+    """Return entries of dpkg's table for packages that the image would have; nothing of them is installed."""
     names = ["linux-aws", "needrestart"] if hardware.type else []
     names += ["lustre-client-modules-aws"] if hardware.lustre else []
     names += ["nvidia-driver-570-server-open"] if hardware.gpus else []
@@ -341,15 +341,15 @@ def _packages(hardware: Hardware) -> str:
 
 def _daemons(hardware: Hardware) -> dict[str, str]:
     """Return the unit of each process by its name; all of them sleep."""
-    found = {"chronyd": "chrony.service"}
+    daemons = {"chronyd": "chrony.service"}
     if hardware.slurm:
-        found["slurmd"] = "slurmd.service"
+        daemons["slurmd"] = "slurmd.service"
     if hardware.gpus:
-        found |= {
+        daemons |= {
             "nvidia-persistenced": "nvidia-persistenced.service",
             "nv-fabricmanager": "nvidia-fabricmanager.service",
         }
-    return found
+    return daemons
 
 
 def _units(hardware: Hardware) -> dict[str, str]:

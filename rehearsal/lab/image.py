@@ -60,13 +60,13 @@ def lay_out_image(folder: Path, public_key: str, hosts: str) -> None:
 
 def _pam() -> dict[str, str]:
     """Return PAM's files with optional limits: where CI may not raise limits, limits.d would end every session."""
-    found = {}
+    files = {}
     for file in Path("/etc/pam.d").iterdir():
         lines = file.read_text().splitlines()
         changed = ["session optional pam_limits.so" if _demands_limits(line) else line for line in lines]
         if changed != lines:
-            found[f"etc/pam.d/{file.name}"] = "\n".join(changed) + "\n"
-    return found
+            files[f"etc/pam.d/{file.name}"] = "\n".join(changed) + "\n"
+    return files
 
 
 def _demands_limits(line: str) -> bool:

@@ -23,12 +23,12 @@ from rehearsal.lab.ground import PATH
 PROGRAM = "LUSTRAIN_KUBE"
 PLUGINS = Path("/usr/lib/cni")
 SCRATCH = "docker.io/lab/scratch:1"
-"""An image without a file: pods get theirs from this machine, by volumes of kind hostPath."""
+"""This is an image without a file: pods get theirs from this machine, by volumes of kind hostPath."""
 _FOLDERS = ("bin", "dev", "etc", "lib", "lib64", "proc", "tmp", "usr")
 
 
 def why_not() -> str | None:
-    """One line on what keeps this machine from running a cluster; None where nothing does."""
+    """Return one line on what keeps this machine from running a cluster; None where nothing does."""
     if os.geteuid():
         return "a Kubernetes of the lab needs root: network namespaces and containers"
     if not os.access(os.environ.get(PROGRAM, ""), os.X_OK):
@@ -86,17 +86,17 @@ class Kubernetes:
 
     @property
     def programs(self) -> Path:
-        """The folder with kubectl."""
+        """Return the folder with kubectl."""
         return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "lustrain", "kube")
 
     def environment(self) -> dict[str, str]:
-        """Variables with which kubectl finds the cluster; its context is `lab`."""
+        """Return variables with which kubectl reaches the cluster; its context is `lab`."""
         return {"KUBECONFIG": str(self._folder / "cluster" / "kubeconfig")}
 
     def get(self, *what: str) -> dict[str, Any]:
         """Return an object, or a list of them, as `kubectl get` has it."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", *what, "--output=json"))
-        return found
+        answer: dict[str, Any] = json.loads(self.kubectl("get", *what, "--output=json"))
+        return answer
 
     def _make(self, action: str, *arguments: str) -> None:
         command = [os.environ[PROGRAM], action, str(self._folder / "cluster"), *arguments]

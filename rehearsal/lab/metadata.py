@@ -19,7 +19,7 @@ _CHUNK = 65536
 
 
 class NodeMetadata:
-    """Metadata for the node whose PID 1 is `pid`; it stays the same server when the node boots again."""
+    """This serves metadata for the node whose PID 1 is `pid`; it stays the same server when the node boots again."""
 
     def __init__(self, pid: int, identity: Mapping[str, str]) -> None:
         self.server = LocalMetadata(identity).start()

@@ -16,7 +16,7 @@ from typing import IO
 
 NUMBERS = range(250)
 LOCKS = Path("/run/lustrain")
-"""The same for every process of this machine, whatever its TMPDIR; a lab needs root anyway."""
+"""It is the same for every process of this machine, whatever its TMPDIR; a lab needs root anyway."""
 _CLONE_NEWNET = 0x40000000
 _live: set[ipaddress.IPv4Network] = set()
 
@@ -30,7 +30,7 @@ class Subnet:
     """10.77.k.0/24, ours for as long as this process holds the lock of k. RuntimeError where all are taken.
 
     Links belong to the machine, so the locks do as well: a lab with another TMPDIR takes another number. A link of that name
-    that no lock tells of belongs to somebody whose locks are not seen from here, and its number is left alone.
+    without a lock belongs to a lab whose locks are not visible here, and its number is left alone.
     """
 
     def __init__(self) -> None:
@@ -59,12 +59,12 @@ class Subnet:
 
     @property
     def own(self) -> str:
-        """The address of this process' side."""
+        """Return the address of this process' side."""
         return f"{self.prefix}.1"
 
     @property
     def bridge(self) -> str:
-        """The address of the lab's bridge, the nodes' way out (which leads nowhere)."""
+        """Return the address of the lab's bridge, the nodes' way out (which leads nowhere)."""
         return f"{self.prefix}.254"
 
     def address(self, index: int) -> str:

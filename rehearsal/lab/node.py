@@ -46,14 +46,14 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """The node's PID 1 as this process sees it. RuntimeError while the node is off."""
+        """Return the node's PID 1 as this process sees it. RuntimeError while the node is off."""
         if not self.running:
             raise RuntimeError(f"{self.name} is off")
         return self._pid
 
     @property
     def key(self) -> str:
-        """The private key that root and every user of `add_user` let in."""
+        """Return the private key that root and every user of `add_user` accept."""
         return self._ground.key
 
     def boot(self) -> Node:
@@ -85,7 +85,8 @@ class Node:
             self._off()
 
     def replace(self) -> Node:
-        """Another machine in this one's place, as after a failure: a new disk, a new host key, the same name and address."""
+        """Put another machine in this one's place, as after a failure: a new disk, a new host key, the same name and
+        address."""
         with self._lock:
             if self.running:
                 self.crash()
@@ -138,7 +139,7 @@ class Node:
         self.exec("sh", "-c", script, "write", path, f"{mode:o}", stdin=text)
 
     def tree(self, *folders: str) -> dict[str, tuple[str, str]]:
-        """Mode and content's SHA-256 (a link's target, nothing for a folder) of all that is in the folders, by path."""
+        """Return mode and content's SHA-256 (a link's target, nothing for a folder) of all that is in the folders, by path."""
         script = (
             'find "$@" \\( -type d -printf "%m  %p\\0" \\) -o \\( -type l -printf "%m %l %p\\0" \\) 2>/dev/null;'
             'find "$@" -type f -printf "%m %p\\0" 2>/dev/null | while IFS= read -r -d "" line; do '
@@ -156,7 +157,7 @@ class Node:
             self.reboot()
 
     def fill_disk(self) -> None:
-        """No byte is free any more: the disk becomes just as large as what is on it."""
+        """Leave no byte free: the disk becomes just as large as what is on it."""
         used = os.statvfs(self._disk)
         self._resize((used.f_blocks - used.f_bfree) * used.f_frsize)
 
@@ -244,7 +245,7 @@ class Node:
         self._ground.run("ip", "link", "del", self.name, check=False)
 
     def forget(self) -> None:
-        """Once the lab has ended: take in what is left of the node's processes, and end its metadata."""
+        """Collect what is left of the node's processes once the lab has ended, and end its metadata."""
         for process in (*self._started, self._process):
             if process is not None:
                 process.wait()

@@ -28,7 +28,7 @@ ip link add name left type veth peer name right && ip link add name middle type 
 
 @functools.cache
 def why_not() -> str | None:
-    """One line on what keeps this machine from running a lab; None where nothing does."""
+    """Return one line on what keeps this machine from running a lab; None where nothing does."""
     if os.geteuid():
         return "a lab of nodes needs root: namespaces and overlay mounts"
     missing = [program for program in PROGRAMS if not shutil.which(program, path=PATH)]
@@ -83,17 +83,17 @@ class Lab:
 
     @property
     def key(self) -> str:
-        """The private key that root and every user of `Node.add_user` let in."""
+        """Return the private key that root and every user of `Node.add_user` accept."""
         return self._ground.key
 
     @property
     def shared(self) -> Path:
-        """The folder on this machine that every node has at /run/simulated/fsx."""
+        """Return the folder on this machine that every node has at /run/simulated/fsx."""
         return self._ground.path / "fsx"
 
     @property
     def known_hosts(self) -> str:
-        """A file with the key of every node that has booted, by address and by name."""
+        """Return a file with the key of every node that has booted, by address and by name."""
         file = self._ground.path / "known_hosts"
         keys = ((node, node.host_key()) for node in self.nodes)
         file.write_text("".join(f"{node.address},{node.name} {key}\n" for node, key in keys if key))

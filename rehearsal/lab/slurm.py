@@ -65,7 +65,7 @@ _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
 def why_not() -> str | None:
-    """One line on what keeps this machine from running a Slurm; None where nothing does."""
+    """Return one line on what keeps this machine from running a Slurm; None where nothing does."""
     missing = [program for program in PROGRAMS if not shutil.which(program, path=PATH)]
     fix = "apt-get install --no-install-recommends slurm-wlm munge"
     return f"a Slurm of the lab needs {', '.join(missing)}; fix: {fix}" if missing else None

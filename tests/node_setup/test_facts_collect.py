@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
-from node_setup.agent import facts as facts_package
 from node_setup.agent.facts import collect, metadata, scene, services
 from node_setup.agent.facts.devices import gpu
 from node_setup.agent.facts.scene import Scene, run_side_by_side
+from node_setup.agent.facts.schema import NodeFacts
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
 from node_setup.agent.lint import lint
@@ -43,13 +42,39 @@ def test_every_machine_has_every_section_and_no_error(name: str) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_every_section_is_described() -> None:
-    text = facts_package.__doc__ or ""
-    assert [name for name in SECTIONS if not re.search(rf"\b{name}\b", text)] == []
+def mismatches(value: Any, form: Any, path: str = "") -> list[str]:
+    """Paths at which a value has not the form of a type, which is made of TypedDict, dict, list, Optional and plain classes."""
+    origin, arguments = get_origin(form), get_args(form)
+    if is_typeddict(form):
+        if not isinstance(value, dict):
+            return [path]
+        wrong = [
+            f"{path}.{key}" for key in (form.__required_keys__ - set(value)) | (set(value) - set(get_type_hints(form)))
+        ]
+        hints = get_type_hints(form).items()
+        return wrong + [
+            line for key, hint in hints if key in value for line in mismatches(value[key], hint, f"{path}.{key}")
+        ]
+    if origin is UnionType:
+        inner, _ = arguments
+        return [] if value is None else mismatches(value, inner, path)
+    if origin in (dict, list):
+        if not isinstance(value, origin):
+            return [path]
+        inner = value.values() if origin is dict else value
+        return [line for one in inner for line in mismatches(one, arguments[-1], f"{path}[]")]
+    fits = isinstance(value, (int, float) if form is float else form) and (form is bool or not isinstance(value, bool))
+    return [] if fits else [path]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_facts_of_every_machine_have_the_schemas_form(name: str) -> None:
+    assert mismatches(facts_of(name), NodeFacts) == []
 
 
 def test_facts_of_this_machine_are_real() -> None:
     found = collect(Host(), WANTED)
+    assert mismatches(json.loads(json.dumps(found)), NodeFacts) == []
     assert set(json.loads(json.dumps(found))) == set(SECTIONS)
     assert found["host"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert found["sysctl"] == {"vm.max_map_count": Path("/proc/sys/vm/max_map_count").read_text().strip()}
@@ -60,6 +85,7 @@ def test_facts_of_this_machine_are_real() -> None:
 def test_an_empty_machine_has_facts_too(tmp_path: Path) -> None:
     found = facts_from(RecordedHost(tmp_path, Machine()), WANTED)
     assert set(found) == set(SECTIONS)
+    assert mismatches(found, NodeFacts) == []
     assert (found["blocks"], found["gpu"]["present"], found["init"]) == ([], None, None)
     assert (found["instance"]["type"], found["limits"]["slurmd"]) == (None, None)
 

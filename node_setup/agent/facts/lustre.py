@@ -37,7 +37,7 @@ EMPTY: dict[str, Any] = {
     }
 }
 AWS_UNIT = "configure-efa-fsx-lustre-client.service"
-"""The unit that AWS's script for Lustre over EFA installs."""
+"""AWS's script for Lustre over EFA installs this unit."""
 _ANSWER_SECONDS = 10.0
 _NO_NETWORKS = "Network is down"
 """lnetctl prints this where the module is loaded and nothing is configured (ENETDOWN)."""

@@ -23,7 +23,8 @@ ON, OFF = "on", "off"
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` are in the order in which they are applied; `remarks` say what is not changed; `settings` are all, by id."""
+    """This is the plan of a node: `steps` are in the order in which they are applied; `remarks` say what is not changed;
+    `settings` are all, by id."""
 
     profile: str
     profile_why: str

@@ -61,10 +61,10 @@ class Inspector:
         began = time.perf_counter()
         self.facts = facts(self.host, self.request, self.identity, self.settings)
         between = time.perf_counter()
-        made = plan(self.settings, self.facts, self.request)
+        current = plan(self.settings, self.facts, self.request)
         self.add_seconds("facts", between - began)
         self.add_seconds("plan", time.perf_counter() - between)
-        return made
+        return current
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = round(self.seconds[phase] + seconds, 4)
@@ -89,8 +89,8 @@ def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, A
     A foreign file that wins at the next boot is drift, though none that a tune would undo.
     """
     inspector = Inspector(host, request, identity)
-    made = inspector.inspect()
-    result = _result(inspector, made, rows(made))
+    current = inspector.inspect()
+    result = _result(inspector, current, rows(current))
     statuses = {row["status"] for row in result["rows"]}
     differs = bool(statuses & {Status.CHANGE, Status.CONFLICT}) or bool(blocking_settings(result["rows"]))
     code = EXIT_FAILED if Status.FAILED in statuses else EXIT_DRIFT if differs else EXIT_IN_SYNC
@@ -105,17 +105,17 @@ def tune(
     It waits at most `wait_s` seconds for another agent to end. `refuse` returns why a node is left alone, unless forced.
     """
     try:
-        with lock.hold(host, wait_s) as held:
+        with lock.hold(host, wait_s) as lock_descriptor:
             for left in sweep(host):
                 log(f"removed what a killed agent left: {left}")
-            return _tune(Inspector(host, request, identity), held, log, refuse)
+            return _tune(Inspector(host, request, identity), lock_descriptor, log, refuse)
     except lock.BusyError as busy:
         return {**empty_answer(identity), "refused": str(busy)}, EXIT_REFUSED
     except lock.NoLockError as error:
         return {**empty_answer(identity), "errors": [{"where": owned.LOCK, "why": str(error)}]}, EXIT_FAILED
 
 
-def _tune(inspector: Inspector, held: int, log: Log, refuse: Refuse) -> tuple[dict[str, Any], int]:
+def _tune(inspector: Inspector, lock_descriptor: int, log: Log, refuse: Refuse) -> tuple[dict[str, Any], int]:
     before = inspector.inspect()
     if not before.steps:
         result = _result(inspector, before, rows(before))
@@ -123,21 +123,21 @@ def _tune(inspector: Inspector, held: int, log: Log, refuse: Refuse) -> tuple[di
     refused = None if inspector.request.force else refuse(inspector.facts)
     if refused:
         return {**_result(inspector, before, rows(before)), "refused": refused}, EXIT_REFUSED
-    done, after = _apply_until_stable(inspector, before, held, log)
+    done, after = _apply_until_stable(inspector, before, lock_descriptor, log)
     result = _result(inspector, after, result_rows(done, after))
     result["unplanned"] = unplanned_changes(done, after)
     result["errors"] += _record(inspector.host, result)
     return result, _code(result)
 
 
-def _apply_until_stable(inspector: Inspector, before: Plan, held: int, log: Log) -> tuple[Changes, Plan]:
+def _apply_until_stable(inspector: Inspector, before: Plan, lock_descriptor: int, log: Log) -> tuple[Changes, Plan]:
     """Apply, inspect again, and apply what only became possible by that."""
     steps: tuple[Step, ...] = before.steps
     done, after, facts_before = Changes(known=before.remarks), before, inspector.facts
     for _ in range(ROUNDS):
         began = time.perf_counter()
         pending.begin(inspector.host, steps, inspector.facts, log)
-        with inspector.host.lending(held):
+        with inspector.host.lending(lock_descriptor):
             troubles = apply(inspector.host, steps, log)
         pending.end(inspector.host, steps, inspector.facts, log)
         inspector.add_seconds("apply", time.perf_counter() - began)
@@ -165,14 +165,14 @@ def _code(result: Mapping[str, Any]) -> int:
     return EXIT_FAILED if failed or result["unplanned"] or result["errors"] else EXIT_IN_SYNC
 
 
-def _result(inspector: Inspector, made: Plan, shown: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(inspector: Inspector, current: Plan, shown: list[dict[str, Any]]) -> dict[str, Any]:
     from node_setup.agent.lint import lint
 
     return {
         **empty_answer(inspector.identity),
-        "profile": made.profile,
-        "profile_why": made.profile_why,
-        "group": made.group,
+        "profile": current.profile,
+        "profile_why": current.profile_why,
+        "group": current.group,
         "rows": shown,
         "reboot": reboot_reasons(shown),
         "lint": lint(inspector.facts),

@@ -21,7 +21,7 @@ _LISTS = ("services", "packages.installed", "sysctl", "kernel.cmdline", "modules
 
 @dataclass(frozen=True)
 class Condition:
-    """`operator` is empty for a bare path; `literals` are the alternatives of `in`, else one."""
+    """This is a parsed condition: `operator` is empty for a bare path; `literals` are the alternatives of `in`, else one."""
 
     text: str
     path: str
@@ -32,7 +32,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Judgement:
-    """`status` is holds, fails or unknown; `why` is for a person and empty where it holds."""
+    """This is a condition's result: `status` is holds, fails or unknown; `why` is for a person and empty where it holds."""
 
     status: str
     why: str = ""

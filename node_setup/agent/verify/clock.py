@@ -8,7 +8,7 @@ from node_setup.agent.verify.expected import ExpectedHardware
 from node_setup.agent.verify.result import Result, fact_at, unread_result
 
 MOST_OFF_S = 0.001
-"""Far more than chrony shows on EC2 with the Amazon Time Sync Service; a node beyond it has lost its source."""
+"""This is far more than chrony shows on EC2 with the Amazon Time Sync Service; a node beyond it has lost its source."""
 
 
 def clock(facts: Facts, want: ExpectedHardware, request: Request) -> Result:

@@ -76,7 +76,7 @@ def wheels(cache: Path = CACHE) -> Path:
                     break
                 errors += done.stderr
             else:
-                raise RuntimeError(f"pip found no torch=={pin}+cpu: {errors.strip()[-2000:]}")
+                raise RuntimeError(f"pip has no torch=={pin}+cpu: {errors.strip()[-2000:]}")
     return folder
 
 
@@ -98,10 +98,10 @@ def checkout(into: Path, cache: Path = CACHE) -> Path:
 def torch_pin() -> str:
     """Return the version of torch in the image, without `+cpu`."""
     lock = (ROOT / "images" / "locks" / "torch-cpu.lock").read_text()
-    found = re.search(r"^torch==([0-9.]+)", lock, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^torch==([0-9.]+)", lock, re.MULTILINE)
+    if match is None:
         raise RuntimeError("images/locks/torch-cpu.lock names no torch")
-    return found[1]
+    return match[1]
 
 
 def _fresh(file: Path) -> bool:
@@ -115,7 +115,7 @@ def _sha256(file: Path) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Two runs at a time make it once."""
+    """Hold a lock, so that two runs at a time make it once."""
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -22,7 +22,7 @@ _CHUNK = 1 << 16
 
 
 class BuildKit:
-    """A builder named in `.environment`; it lives as long as the block, its cache as long as the engine."""
+    """This is a builder named in `.environment`; it lives as long as the block, its cache as long as the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

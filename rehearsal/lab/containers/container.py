@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 GRACE_S = 60
-"""More than a save takes, and less than the two minutes of a spot notice; after it comes SIGKILL."""
+"""This is more than a save takes, and less than the two minutes of a spot notice; after it comes SIGKILL."""
 
 
 class Container:

@@ -41,16 +41,17 @@ exec tini -s -- cat"""
 
 def client() -> str | None:
     """Return a docker client that has the buildx plugin; some machines have one without it first on PATH."""
-    for found in ("/usr/bin/docker", shutil.which("docker")):
-        if found and os.access(found, os.X_OK):
-            done = subprocess.run([found, "buildx", "version"], capture_output=True, check=False)
+    for program in ("/usr/bin/docker", shutil.which("docker")):
+        if program and os.access(program, os.X_OK):
+            done = subprocess.run([program, "buildx", "version"], capture_output=True, check=False)
             if done.returncode == 0:
-                return found
+                return program
     return None
 
 
 def why_not() -> str | None:
-    """One line about what keeps this machine from running an engine and a registry of its own; None where nothing does."""
+    """Return one line about what keeps this machine from running an engine and a registry of its own; None where nothing
+    does."""
     if os.geteuid() != 0:
         return "an engine of our own needs root; fix: run as root"
     path = os.environ.get("PATH", "") + _SBIN
@@ -63,7 +64,7 @@ def why_not() -> str | None:
 
 
 class Engine:
-    """An empty dockerd with the containerd image store. `folder` keeps its log and its clients' configuration."""
+    """This is an empty dockerd with the containerd image store. `folder` keeps its log and its clients' configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +81,8 @@ class Engine:
 
     @property
     def address(self) -> str:
-        """This machine as containers see it; unlike 127.0.0.1 the engine takes no registry there without TLS."""
+        """Return the address of this machine as containers see it; unlike 127.0.0.1 the engine takes no registry there without
+        TLS."""
         return self.subnet.own
 
     @property
@@ -89,7 +91,8 @@ class Engine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For children: everything that is in ours, the client with its plugin first on PATH, and nothing of the user's."""
+        """Return the environment for children: everything that is in ours, the client with its plugin first on PATH, and
+        nothing of the user's."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -260,9 +263,9 @@ def _unplug(subnet: Subnet) -> None:
 
 
 def _remove_groups(name: str) -> None:
-    """Empty control groups of what it ran; each hierarchy has its own folder of that name."""
-    for found in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup", name)]:
-        for folder, _, _ in os.walk(found, topdown=False):
+    """Remove the empty control groups of what it ran; each hierarchy has its own folder of that name."""
+    for top in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup", name)]:
+        for folder, _, _ in os.walk(top, topdown=False):
             with suppress(OSError):
                 os.rmdir(folder)
 

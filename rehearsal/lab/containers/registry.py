@@ -30,7 +30,7 @@ _ACCESS = re.compile(r'"(?P<method>[A-Z]+) (?P<path>/v2/\S*) HTTP/[0-9.]+" (?P<s
 
 
 class Registry:
-    """docker-registry over `folder`; plain http without users by default. It dies with the thread that started it."""
+    """This is docker-registry over `folder`; plain http without users by default. It dies with the thread that started it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Registry:
 
     @property
     def host(self) -> str:
-        """address:port, as references name it."""
+        """Return address:port, as references name it."""
         return f"{self.address}:{self.port}"
 
     @property
@@ -59,7 +59,7 @@ class Registry:
         return f"{'https' if self.tls else 'http'}://{self.host}"
 
     def set_users(self, users: Mapping[str, str]) -> None:
-        """Who may come in from now on, by name and password; read again while it runs. It must have had users before."""
+        """Set who may log in from now on, by name and password; read again while it runs. It must have had users before."""
         self.users = dict(users)
         lines = (
             f"{name}:{bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS)).decode()}\n"
@@ -74,8 +74,8 @@ class Registry:
     def answers(self) -> list[tuple[str, str, int, int]]:
         """Return the same with the bytes of each answer."""
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        found = _ACCESS.finditer(text)
-        return [(item["method"], item["path"], int(item["status"]), int(item["size"])) for item in found]
+        matches = _ACCESS.finditer(text)
+        return [(item["method"], item["path"], int(item["status"]), int(item["size"])) for item in matches]
 
     def start(self) -> Registry:
         """Wait until it answers; also again after `stop` or `kill`, with what it held. RuntimeError with its log."""
@@ -96,7 +96,7 @@ class Registry:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """In the middle of whatever it does."""
+        """Kill it in the middle of whatever it does."""
         self._end(signal.SIGKILL)
 
     def __enter__(self) -> Registry:

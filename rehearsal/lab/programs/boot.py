@@ -45,18 +45,18 @@ def _early() -> None:
 
 
 def _wanted() -> list[str]:
-    found: dict[str, None] = {}
+    wanted: dict[str, None] = {}
     for target in _TARGETS:
         for folder in FOLDERS:
             for suffix in ("wants", "requires"):
                 names = sorted(link.name for link in Path(folder, f"{target}.target.{suffix}").glob("*"))
-                found.update((name, None) for name in names if not name.endswith((".timer", ".socket")))
-    return list(found)
+                wanted.update((name, None) for name in names if not name.endswith((".timer", ".socket")))
+    return list(wanted)
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Each after what its After= names and what names it in Before=, as far as that is wanted; a circle is cut where it is
-    met."""
+    """Order each unit after what its After= names and what names it in Before=, as far as that is wanted; a circle is cut where
+    it is met."""
     done: dict[str, None] = {}
     earlier: dict[str, list[str]] = {}
     for name in names:

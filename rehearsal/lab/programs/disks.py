@@ -26,7 +26,7 @@ def make_array(link: str, level: str, members: Sequence[str]) -> None:
 
 
 def show_array(link: str) -> None:
-    """As after `mdadm --create` or --assemble, and as udev does at boot."""
+    """Show an array as after `mdadm --create` or --assemble, and as udev does at boot."""
     array = peek("disks", LASTING)["arrays"][link]
     names = [os.path.basename(os.path.realpath(member)) for member in array["members"]]
     sectors = sum(int(Path(f"/sys/block/{name}/size").read_text()) for name in names)
@@ -72,8 +72,8 @@ def show_all() -> None:
 
 
 def file_systems() -> dict[str, Any]:
-    found: dict[str, Any] = peek("disks", LASTING).get("file_systems", {})
-    return found
+    by_disk: dict[str, Any] = peek("disks", LASTING).get("file_systems", {})
+    return by_disk
 
 
 def signature(device: str) -> str | None:

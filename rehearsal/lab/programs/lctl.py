@@ -69,21 +69,21 @@ def _names(file_system: str) -> Iterator[tuple[str, _Bound]]:
                 yield f"{device}.{instance}.{parameter}", bound
 
 
-def _found(pattern: str, verb: str, file_system: str | None) -> list[tuple[str, _Bound]]:
+def _matching_pairs(pattern: str, verb: str, file_system: str | None) -> list[tuple[str, _Bound]]:
     names = list(_names(file_system)) if file_system else []
-    found = [pair for pair in names if fnmatch.fnmatchcase(pair[0], pattern.replace("/", "."))]
-    if not found:
+    pairs = [pair for pair in names if fnmatch.fnmatchcase(pair[0], pattern.replace("/", "."))]
+    if not pairs:
         path = pattern.replace(".", "/")
         print(f"error: {verb}: param_path '{path}': No such file or directory", file=sys.stderr)
-    return found
+    return pairs
 
 
 def _get(patterns: list[str], file_system: str | None, bare: bool, names: bool) -> int:
     values, status = peek("lustre"), 0
     for pattern in patterns:
-        found = _found(pattern, "list_param" if names else "get_param", file_system)
-        status = status or (0 if found else 2)
-        for name, (default, _, _) in found:
+        pairs = _matching_pairs(pattern, "list_param" if names else "get_param", file_system)
+        status = status or (0 if pairs else 2)
+        for name, (default, _, _) in pairs:
             value = values.get(name, default)
             print(name if names else value if bare else f"{name}={value}")
     return status
@@ -94,9 +94,9 @@ def _set(assignments: list[str], file_system: str | None) -> int:
     with change("lustre") as values:
         for assignment in assignments:
             pattern, _, value = assignment.partition("=")
-            found = _found(pattern, "set_param", file_system)
-            status = status or (0 if found else 2)
-            for name, bound in found:
+            pairs = _matching_pairs(pattern, "set_param", file_system)
+            status = status or (0 if pairs else 2)
+            for name, bound in pairs:
                 why = _why_not(name, value, bound, lambda other: values.get(other))
                 if why:
                     print(f"error: set_param: setting {name.replace('.', '/')}={value}: {why}", file=sys.stderr)

@@ -87,13 +87,13 @@ def _layout(path: str) -> list[dict[str, Any]]:
     top = next(target for target in peek("mounts") if path == target or path.startswith(f"{target}/"))
     while True:
         try:
-            found: list[dict[str, Any]] = json.loads(os.getxattr(path, _ATTRIBUTE))
+            layout: list[dict[str, Any]] = json.loads(os.getxattr(path, _ATTRIBUTE))
         except OSError:
             if path == top:
                 return _DEFAULT
             path = os.path.dirname(path)
         else:
-            return found
+            return layout
 
 
 def _getstripe(arguments: list[str]) -> int:

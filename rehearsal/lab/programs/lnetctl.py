@@ -85,7 +85,7 @@ def _show_nets(only: str, verbose: bool) -> int:
     nids["tcp"] = [("10.77.0.1@tcp", interface) for interface in nets.get("tcp", ())]
     nids["efa"] = [(f"1.61.92.{number}@efa", interface) for number, interface in enumerate(nets.get("efa", ()))]
     print("net:")
-    for net in [only] if only else [net for net, found in nids.items() if found]:
+    for net in [only] if only else [net for net, listed in nids.items() if listed]:
         if not nids.get(net):
             continue
         print(f"    - net type: {net}\n      local NI(s):")

@@ -28,9 +28,9 @@ def _create(link: str, options: dict[str, str], members: list[str]) -> int:
     for member in members:
         if not os.path.exists(member):
             refuse(f"mdadm: cannot open {member}: No such file or directory")
-        found = signature(member)
-        if found:
+        content = signature(member)
+        if content:
             # The real one asks, and ends without an answer.
-            refuse(f"mdadm: {member} appears to contain {found}\nContinue creating array? \nmdadm: create aborted.")
+            refuse(f"mdadm: {member} appears to contain {content}\nContinue creating array? \nmdadm: create aborted.")
     make_array(link, f"raid{options.get('--level', '0').removeprefix('raid')}", members)
     return 0

@@ -22,9 +22,9 @@ def main(arguments: Sequence[str]) -> int:
             device = one
     if not os.path.exists(device):
         refuse(f"Error accessing specified device {device}: No such file or directory")
-    found = signature(device)
-    if found and not force:
-        why = f"mkfs.xfs: {device} appears to contain an existing filesystem ({found})."
+    content = signature(device)
+    if content and not force:
+        why = f"mkfs.xfs: {device} appears to contain an existing filesystem ({content})."
         refuse(f"{why}\nmkfs.xfs: Use the -f option to force overwrite.")
     make_file_system(device, "xfs", label)
     return 0

@@ -71,14 +71,14 @@ def insert(name: str) -> None:
 
 def options() -> dict[str, dict[str, str]]:
     """Return the settings of modprobe.d; the last one counts."""
-    found: dict[str, dict[str, str]] = {}
+    by_module: dict[str, dict[str, str]] = {}
     for file in sorted(Path("/etc/modprobe.d").glob("*.conf")):
         for line in file.read_text().splitlines():
             words = shlex.split(line, comments=True)
             if len(words) > 2 and words[0] == "options":
                 pairs = (word.partition("=")[::2] for word in words[2:])
-                found.setdefault(_name(words[1]), {}).update(pairs)
-    return found
+                by_module.setdefault(_name(words[1]), {}).update(pairs)
+    return by_module
 
 
 def _name(module: str) -> str:

@@ -29,7 +29,7 @@ def cover() -> None:
 
 
 def rewrite() -> None:
-    """In place: the file is mounted, and another one of its name would not be."""
+    """Rewrite in place: the file is mounted, and another one of its name would not be."""
     simulated = peek("mounts")
     lines = [_shown(line, simulated) for line in Path("/proc/self/mounts").read_text().splitlines()]
     _FILE.write_text("".join(f"{line}\n" for line in lines if line))

@@ -26,7 +26,7 @@ _LIMITS = {
     "LimitNPROC": (resource.RLIMIT_NPROC, "Max processes"),
 }
 _START_SECONDS = _STOP_SECONDS = 90.0
-"""Defaults of systemd-system.conf(5)."""
+"""These are the defaults of systemd-system.conf(5)."""
 _NO_EXEC, _TIMED_OUT = 203, 124
 
 
@@ -66,7 +66,7 @@ def send(unit: Unit, pid: int, number: int, whom: str) -> None:
 
 
 def _end(unit: Unit, pid: int) -> None:
-    """SIGTERM, and SIGKILL to what is left after the unit's time (systemd.kill(5))."""
+    """Send SIGTERM, and SIGKILL to what is left after the unit's time (systemd.kill(5))."""
     mode = unit.one("Service.KillMode", "control-group")
     number = signal.Signals[unit.one("Service.KillSignal", "SIGTERM")]
     send(unit, pid, number, "all" if mode == "control-group" else "main")
@@ -160,14 +160,14 @@ def _environment(unit: Unit) -> dict[str, str]:
 
 
 def _wanted(unit: Unit) -> dict[str, tuple[int, int]]:
-    """Soft and hard limit by key of the unit file."""
-    found = {}
+    """Return soft and hard limit by key of the unit file."""
+    limits = {}
     for key in _LIMITS:
         text = unit.one(f"Service.{key}")
         if text:
             soft, _, hard = text.partition(":")
-            found[key] = (_limit(soft), _limit(hard or soft))
-    return found
+            limits[key] = (_limit(soft), _limit(hard or soft))
+    return limits
 
 
 def _limit(text: str) -> int:

@@ -15,7 +15,7 @@ LASTING = Path("/var/lib/simulated")
 
 
 class Refusal(Exception):
-    """What the real program would complain of, and its exit status."""
+    """This is the real program's complaint and its exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -28,17 +28,17 @@ def refuse(message: str, status: int = 1) -> NoReturn:
 
 def hardware() -> dict[str, Any]:
     """Return the fields of `rehearsal.lab.hardware.Hardware`, as the node's disk image has them."""
-    found: dict[str, Any] = json.loads((LASTING / "hardware.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((LASTING / "hardware.json").read_text())
+    return content
 
 
 def peek(name: str, folder: Path = VOLATILE) -> dict[str, Any]:
     """Return the state, read-only."""
     try:
-        found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+        content: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     except FileNotFoundError:
         return {}
-    return found
+    return content
 
 
 @contextmanager

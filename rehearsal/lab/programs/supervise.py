@@ -16,7 +16,7 @@ from .unit import Unit
 State = dict[str, Any]
 Spawn = Callable[[], "subprocess.Popen[bytes]"]
 CLEAN = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
-"""Deaths that count as an end without a failure (systemd.service(5), SuccessExitStatus=)."""
+"""These deaths count as an end without a failure (systemd.service(5), SuccessExitStatus=)."""
 _POLL_S = 0.02
 _NOTED_S = 10.0
 
@@ -40,7 +40,7 @@ def beside(unit: Unit, spawn: Spawn) -> int:
 
 
 def again(unit: Unit, status: int) -> bool:
-    """Whether a service that ended with `status` (of Popen) is to be started again."""
+    """Check whether a service that ended with `status` (of Popen) is to be started again."""
     failed = status > 0 or (status < 0 and -status not in CLEAN)
     restart = unit.one("Service.Restart", "no")
     return restart == "always" or (restart == "on-failure" and failed) or (restart == "on-success" and not failed)
@@ -56,7 +56,7 @@ def ended(status: int) -> State:
 
 def members(pid: int) -> list[int]:
     """Return the processes of a service's session: a node has no control groups to find them by."""
-    found = []
+    pids = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
@@ -64,8 +64,8 @@ def members(pid: int) -> list[int]:
         except OSError:
             continue
         if fields[3] == str(pid) and fields[0] != "Z":
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def _detach(keep: int) -> None:
@@ -131,7 +131,7 @@ def _next(unit: Unit, before: int, spawn: Spawn) -> subprocess.Popen[bytes] | No
 
 
 def _noted(unit: Unit, pid: int) -> bool:
-    """Whether the manager holds this process for the running service: its starter writes that down, or stops it."""
+    """Check whether the manager holds this process for the running service: its starter writes that down, or stops it."""
     ends = time.monotonic() + _NOTED_S
     while time.monotonic() < ends:
         state = peek("systemd").get("units", {}).get(unit.name, {})

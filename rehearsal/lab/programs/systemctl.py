@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Words, options, and the properties for `show`."""
+    """Return words, options, and the properties for `show`."""
     words: list[str] = []
     options: list[str] = []
     properties: list[str] = []
@@ -87,7 +87,7 @@ def _set(unit: Unit, state: dict[str, Any]) -> bool:
 
 
 def _loaded(name: str) -> Unit:
-    """As the manager last read it: a changed file counts after daemon-reload."""
+    """Return the unit as the manager last read it: a changed file counts after daemon-reload."""
     kept = peek("systemd").get("loaded", {}).get(name)
     return Unit(**kept) if kept else load(name)
 
@@ -250,9 +250,9 @@ def _show(units: list[str], options: list[str], properties: list[str]) -> int:
     bare = "--value" in options
     blocks = []
     for name in units:
-        found = _properties(name)
+        by_name = _properties(name)
         lines = [
-            value if bare else f"{key}={value}" for key, value in found.items() if not requested or key in requested
+            value if bare else f"{key}={value}" for key, value in by_name.items() if not requested or key in requested
         ]
         blocks.append("\n".join(lines))
     print("\n\n".join(blocks))

@@ -38,15 +38,15 @@ def _holds(device: Path, part: tuple[str, str, str, str]) -> bool:
     key, attribute, operator, value = part
     if operator not in ("==", "!="):
         return True
-    found = {"KERNEL": device.name, "SUBSYSTEM": "block", "ACTION": "add"}.get(key, "")
+    actual = {"KERNEL": device.name, "SUBSYSTEM": "block", "ACTION": "add"}.get(key, "")
     if (key, attribute) == ("ENV", "DEVTYPE"):
-        found = "disk"
+        actual = "disk"
     if key in ("ATTR", "ATTRS"):
         # ATTRS looks at the devices above as well, of which there is one.
         inner = device / "device" / attribute
         path = inner if key == "ATTRS" and inner.exists() else device / attribute
-        found = path.read_text().strip() if path.exists() else ""
-    return any(fnmatch.fnmatchcase(found, item) for item in value.split("|")) == (operator == "==")
+        actual = path.read_text().strip() if path.exists() else ""
+    return any(fnmatch.fnmatchcase(actual, item) for item in value.split("|")) == (operator == "==")
 
 
 def _assign(device: Path, parts: list[tuple[str, str, str, str]]) -> None:
@@ -56,7 +56,7 @@ def _assign(device: Path, parts: list[tuple[str, str, str, str]]) -> None:
 
 
 def choose(path: Path, value: str) -> None:
-    """As the kernel shows a choice afterwards: all of them, the chosen one in brackets."""
+    """Write a choice as the kernel shows it afterwards: all options, the chosen one in brackets."""
     choices = path.read_text().replace("[", "").replace("]", "").split()
     if len(choices) > 1 and value in choices:
         value = " ".join(f"[{choice}]" if choice == value else choice for choice in choices)

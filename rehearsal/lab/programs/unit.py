@@ -60,12 +60,12 @@ def load(name: str) -> Unit:
 
 
 def _drop_ins(names: set[str]) -> list[str]:
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for folder in FOLDERS:
         for name in names:
             for path in sorted(Path(folder, f"{name}.d").glob("*.conf")):
-                found.setdefault(path.name, str(path))
-    return [found[name] for name in sorted(found)]
+                by_name.setdefault(path.name, str(path))
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _parse(text: str, values: dict[str, list[str]]) -> None:
@@ -88,7 +88,7 @@ def to_state(unit: Unit) -> dict[str, Any]:
 
 
 def wanted_by(unit: Unit) -> list[tuple[str, str]]:
-    """(link, target) of what `enable` makes."""
+    """Return (link, target) of what `enable` makes."""
     links = []
     for key, folder in (("Install.WantedBy", "wants"), ("Install.RequiredBy", "requires")):
         links += [(f"{FOLDERS[0]}/{target}.{folder}/{unit.name}", unit.fragment) for target in unit.words(key)]
@@ -96,7 +96,7 @@ def wanted_by(unit: Unit) -> list[tuple[str, str]]:
 
 
 def file_state(unit: Unit) -> str:
-    """As `systemctl is-enabled` says it; empty where there is no such file."""
+    """Return the state that `systemctl is-enabled` prints; empty where there is no such file."""
     if unit.load != "loaded":
         return "masked" if unit.load == "masked" else ""
     links = wanted_by(unit)

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def apply() -> None:
-    """At boot. The file is mounted at /proc/cmdline, so it is changed in place."""
+    """Apply it at boot. The file is mounted at /proc/cmdline, so it is changed in place."""
     if not _KEPT.exists():
         return
     file = VOLATILE / "proc/cmdline"

@@ -13,7 +13,7 @@ from node_setup.agent.facts.scene import Scene
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
-"""The model that distinguishes a local NVMe disk from an EBS volume ("Amazon Elastic Block Store")
+"""This model distinguishes a local NVMe disk from an EBS volume ("Amazon Elastic Block Store")
 (https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html)."""
 _SKIPPED = re.compile(r"(loop|ram|zram|sr|fd|nbd|dm-|md)\d")
 _ENDS_BYTES = 2**20
