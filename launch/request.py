@@ -144,7 +144,7 @@ def resolve_request(
         max_nodes=max_nodes,
         ranks_per_node=ranks,
         micro_batches_per_step=micro_batches,
-        ranks_per_replica=1 if config.parallel.shard == "all" else config.parallel.shard,
+        ranks_per_replica=config.parallel.shard or 1,
         allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
         scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
     )
@@ -264,7 +264,9 @@ def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
         why = f"no number of nodes with {ranks} ranks each makes a multiple of parallel.shard = {shard}"
         most = micro_batches // ranks
         allowed = f"multiples of {step} up to {most}" if step <= most else ""
-        return problem("--nodes", flags.nodes, why, allowed=allowed, fix='another parallel.shard, or "all"')
+        return problem(
+            "--nodes", flags.nodes, why, allowed=allowed, fix="parallel.shard = 0 (over all ranks), or another"
+        )
     why = f"{policy.min_nodes * ranks} ranks are more than the {micro_batches} micro-batches of a step"
     fix = "fewer ranks, or a smaller train.micro_batch"
     if ranks > micro_batches:

@@ -148,9 +148,9 @@ class ParallelConfig(Section):
     """How the ranks share the model: whole on each (DistributedDataParallel), or sharded (FSDP2)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    shard: Annotated[int, Field(ge=1, le=2**20)] | Literal["all"] = 1
+    shard: Annotated[int, Field(ge=0, le=2**20)] = 1
     """Ranks over which each parameter, its gradient and its optimizer state are sharded; 1 keeps them whole on every rank,
-    "all" shards over all ranks, however many there are."""
+    0 shards over all ranks, however many there are."""
     replicate: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Copies of the sharded model; None: as many as the ranks make."""
     reshard: bool = True

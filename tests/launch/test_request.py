@@ -113,7 +113,7 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
     ("shard", "nodes", "nproc", "line"),
     [
         ("4", "1-8", "2", ""),
-        ("all", "3", "2", ""),
+        ("0", "3", "2", ""),
         (
             "8",
             "1-3",

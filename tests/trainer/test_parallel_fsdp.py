@@ -37,16 +37,16 @@ def test_sharded_run_has_one_ranks_losses_and_resumes_to_the_bit(fork_server: Fo
         (1, None, 3, []),
         (3, None, 6, []),
         (3, 2, 6, []),
-        ("all", None, 5, []),
-        ("all", 1, 5, []),
+        (0, None, 5, []),
+        (0, 1, 5, []),
         (4, None, 6, ["parallel.shard"]),
         (8, None, 6, ["parallel.shard"]),
         (2, 2, 6, ["parallel.replicate"]),
-        ("all", 2, 4, ["parallel.replicate"]),
+        (0, 2, 4, ["parallel.replicate"]),
     ],
 )
 def test_mesh_that_the_ranks_cannot_make_is_named(
-    shard: int | str, replicate: int | None, ranks: int, paths: list[str]
+    shard: int, replicate: int | None, ranks: int, paths: list[str]
 ) -> None:
     config = ParallelConfig.model_validate({"shard": shard, "replicate": replicate})
     assert [line.path for line in mesh_problems(config, ranks)] == paths
@@ -78,7 +78,7 @@ class Scaled(nn.Module):
 
 
 def refused(world: parallel.World, model: nn.Module) -> str:
-    strategy = fsdp.Sharded(ParallelConfig(shard="all"), PrecisionConfig(), world, ParallelDims(1, 2, world.rank))
+    strategy = fsdp.Sharded(ParallelConfig(shard=0), PrecisionConfig(), world, ParallelDims(1, 2, world.rank))
     try:
         strategy.wrap(model, Source())
     except UserError as error:

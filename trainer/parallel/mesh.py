@@ -28,7 +28,7 @@ class ParallelDims:
     @classmethod
     def of(cls, config: ParallelConfig, world: World) -> ParallelDims:
         """Return the mesh of a job for which `mesh_problems` has nothing to say."""
-        shard = world.world_size if config.shard == "all" else config.shard
+        shard = config.shard or world.world_size
         return cls(world.world_size // shard, shard, world.rank)
 
     @property
@@ -63,12 +63,12 @@ class ParallelDims:
 
 def mesh_problems(config: ParallelConfig, world_size: int) -> Sequence[str]:
     """Return one line for each part of the mesh that this number of ranks cannot make."""
-    shard = world_size if config.shard == "all" else config.shard
+    shard = config.shard or world_size
     if world_size % shard:
         allowed = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
         why = f"does not divide the {world_size} ranks"
         fix = "another number of ranks, or another value"
-        return [problem("parallel.shard", shard, why, allowed=f'{allowed}, "all"', fix=fix)]
+        return [problem("parallel.shard", shard, why, allowed=f"0, {allowed}", fix=fix)]
     if config.replicate is not None and config.replicate * shard != world_size:
         why = f"with parallel.shard = {shard} makes {config.replicate * shard} ranks, and {world_size} are there"
         return [
