@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lustrain import schema
 from lustrain.problem import UserError, problem
@@ -302,6 +302,18 @@ def _drop_removed(table: Mapping[str, Any]) -> list[str]:
         if settings[key] == asks or key not in ParallelConfig.model_fields:
             del settings[key]
     return lines
+
+
+def default_settings(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Return every setting that has a default as flat `path -> value`, as TOML gives it back: None is left out."""
+    flat: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            flat |= default_settings(kind, f"{prefix}{name}.")
+        elif not field.is_required() and field.default is not None:
+            flat[f"{prefix}{name}"] = list(field.default) if isinstance(field.default, tuple) else field.default
+    return flat
 
 
 RECORDED = "recorded"

@@ -129,7 +129,7 @@ def require_alike(fingerprints: dict[int, Json]) -> Json:
     """UserError that names every rank whose data differ from rank 0's, and in what."""
     expected = stored_config.flatten(fingerprints[0])
     differing = {
-        rank: stored_config.changed(expected, stored_config.flatten(fingerprint))
+        rank: stored_config.differences(expected, stored_config.flatten(fingerprint), {})
         for rank, fingerprint in sorted(fingerprints.items())
     }
     lines = [
@@ -213,8 +213,7 @@ def owner() -> str:
 
 
 def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -> Json:
-    fingerprint = task.fingerprint()
-    stored = stored_config.check(store, config, fingerprint)
+    stored = stored_config.check(store, config, task.fingerprint(), task.fingerprint_defaults())
     commits = committed(store)
     if commits and not config.run.resume:
         why = f"{store.uri} already holds {len(commits)} checkpoints"
@@ -234,15 +233,15 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
         "generation": lease.generation,
         "candidates": [[manifest.generation, manifest.step] for manifest in candidates],
         "schedule_steps": steps,
-        "changes": _record(store, stored, config.with_schedule(steps), fingerprint, lease),
+        "changes": _record(store, stored, config.with_schedule(steps), task, lease),
     }
 
 
 def _record(
-    store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Json, lease: Lease
+    store: ObjectStore, stored: StoredConfig | None, config: Config, task: Task, lease: Lease
 ) -> dict[str, tuple[Any, Any]]:
     try:
-        return stored_config.record(store, stored, config, fingerprint)
+        return stored_config.record(store, stored, config, task.fingerprint(), task.fingerprint_defaults())
     except PreconditionError:
         # Only a newer job stores another configuration now; if there is none, what came between is for a person.
         lease.check()

@@ -20,7 +20,7 @@ from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import HuggingFaceTokenizer
 from trainer.data.verified import WAIT_S, Ranks
 from trainer.storage import open_store
-from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task, field_defaults
 from trainer.tasks.models import llama
 
 
@@ -159,6 +159,9 @@ class LanguageModel(Task):
         # Even with all recomputed, each block's input lives until backward, in bf16 at best, and logits are made in fp32.
         logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * 4
         return Footprint(llama.parameters(shape), tokens * shape.layers * shape.width * 2 + logits, "task.model")
+
+    def fingerprint_defaults(self) -> dict[str, Any]:
+        return {"model": field_defaults(llama.LlamaShape)}
 
     def fingerprint(self) -> dict[str, Any]:
         return {

@@ -21,7 +21,10 @@ from lustrain.problem import problem
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """All that decides the function the model computes, but its weights."""
+    """All that decides the function the model computes, but its weights.
+
+    The default of a field that is added later has to be what models without it computed: earlier runs count as having it.
+    """
 
     width: int
     layers: int
