@@ -166,6 +166,10 @@ class Saving:
             # The step may have been due anyway, and that save has failed too.
             raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
 
+    def wait(self) -> None:
+        """Wait until no save is in flight; LostRunError when a newer job owns the run."""
+        self._settle()
+
     def together(self, topic: str, work: Callable[[], Json | None]) -> None:
         """Do `work` on every rank; when it fails anywhere, every rank raises that."""
         together(self._votes, self._rank, topic, work)

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +173,45 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     candidates = [ManifestId(generation, step) for generation, step in claimed["candidates"]]
     lease = leases[0] if leases else None
     return Claim(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
+
+
+class NothingToRollBackToError(UserError):
+    """A bad step came before the run had a checkpoint."""
+
+    exit_code = EXIT_FAILURE
+
+
+def claim_again(claim: Claim, world: World, votes: VoteBox, store: ObjectStore, bad_step: int, steps: int) -> Claim:
+    """Take the claimed run as its own successor, to go on from a checkpoint about `steps` steps before `bad_step`.
+
+    NothingToRollBackToError where there is none, LostRunError when a newer job owns the run.
+    """
+    leases: list[Lease] = []
+
+    @store_failures_exit_1()
+    def take() -> Json:
+        if claim.lease is None:
+            return {}
+        live = live_manifests(committed(store), claim.lease.lineage, claim.generation)
+        candidates = rollback_candidates(live, bad_step, steps)
+        if not candidates:
+            raise NothingToRollBackToError(
+                f"step {bad_step} is bad, and the run has no checkpoint to roll back to; fix: lower optimizer.lr, or save "
+                "sooner (checkpoint.every_steps), then start again: the run begins anew"
+            )
+        lease = claim.lease.succeed()
+        leases.append(lease)
+        ids = [[manifest.generation, manifest.step] for manifest in candidates]
+        return {"generation": lease.generation, "candidates": ids}
+
+    taken = together(votes, world.rank, "rollback/claim", take, lambda claims: claims[0])
+    candidates = [ManifestId(generation, step) for generation, step in taken["candidates"]]
+    return Claim(taken["generation"], candidates, claim.schedule_steps, {}, leases[0] if leases else None)
+
+
+def rollback_candidates(live: Sequence[ManifestId], bad_step: int, steps: int) -> list[ManifestId]:
+    """Return which of the live checkpoints, newest first, a roll back may go on from, the best one first."""
+    return [manifest for manifest in live if manifest.step <= bad_step - steps] or list(reversed(live))
 
 
 def load_claimed(
