@@ -198,7 +198,7 @@ def test_a_shape_without_problems_computes_and_others_name_them_all(width: int, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "vocabulary", "millions"),
-    [("tiny", 8192, 1.8), ("gpt2-124m", 50257, 124), ("1b", 128256, 1236), ("8b", 128256, 8030)],
+    [("tiny", 8192, 1.8), ("llama-124m", 50257, 124), ("1b", 128256, 1236), ("8b", 128256, 8030)],
 )
 def test_presets_have_the_size_they_promise(name: str, vocabulary: int, millions: float) -> None:
     shape = dataclasses.replace(llama.PRESETS[name], vocab_size=vocabulary)

@@ -48,7 +48,7 @@ PRESETS = {
     # About 1.9 M parameters with a vocabulary of 8192: a step takes a fraction of a second on two CPU cores.
     "tiny": LlamaShape(width=128, layers=4, heads=4, kv_heads=2, hidden=384),
     # GPT-2 small's depth and width; hidden = 8/3 x width gives three SwiGLU matrices the size of its two GELU ones.
-    "gpt2-124m": LlamaShape(width=768, layers=12, heads=12, kv_heads=12, hidden=2048),
+    "llama-124m": LlamaShape(width=768, layers=12, heads=12, kv_heads=12, hidden=2048),
     # https://huggingface.co/meta-llama/Llama-3.2-1B/blob/main/config.json, without its rope_scaling
     "1b": LlamaShape(width=2048, layers=16, heads=32, kv_heads=8, hidden=8192, rope_theta=500_000.0),
     # https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
