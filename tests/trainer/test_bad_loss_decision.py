@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.checkpoint.format.layout import ManifestId
@@ -72,6 +72,7 @@ def test_overflow_under_a_loss_scaler_is_left_to_the_scaler(loss: float) -> None
     assert (decision.action, decision.history.skipped_in_row) == expected
 
 
+@settings(max_examples=50, deadline=None)
 @given(bad=st.lists(st.booleans(), max_size=60), in_row=st.integers(1, 5), in_run=st.integers(1, 12))
 def test_skips_end_at_the_first_limit_that_is_reached(bad: list[bool], in_row: int, in_run: int) -> None:
     rules = BadLossConfig(action="skip", max_skipped_in_row=in_row, max_skipped=in_run)
