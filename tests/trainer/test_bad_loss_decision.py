@@ -116,6 +116,6 @@ def test_roll_back_passes_over_all_samples_up_to_those_beyond() -> None:
 
 
 @pytest.mark.parametrize(("steps", "chosen"), [(1, [9, 6, 3]), (2, [6, 3]), (7, [3]), (100, [3, 6, 9])])
-def test_roll_back_goes_at_least_as_far_as_asked_if_it_can(steps: int, chosen: list[int]) -> None:
+def test_roll_back_goes_at_least_the_configured_steps_if_it_can(steps: int, chosen: list[int]) -> None:
     live = [ManifestId(2, 9), ManifestId(1, 6), ManifestId(1, 3)]
     assert [manifest.step for manifest in rollback_candidates(live, 10, steps)] == chosen

@@ -133,7 +133,7 @@ def _is_identity(path: str) -> bool:
 
 
 def _means_nothing_now(path: str, before: Any) -> bool:
-    """Whether a setting was removed, and the run's value of it asks for nothing that was removed with it."""
+    """Return whether a setting was removed, and the run did not use what was removed with it."""
     section, _, key = path.partition(".")
     return (section, key) in REMOVED and REMOVED[section, key][0] != before
 

@@ -181,15 +181,15 @@ def _events(store: ObjectStore, attempt: int) -> tuple[list[int], list[dict[str,
     """Return the generations of a launch and their events, oldest first; the newest generations are read first."""
     parts = parts_of(store, EVENTS)
     generations: list[int] = []
-    found: list[dict[str, Any]] = []
+    collected: list[dict[str, Any]] = []
     for generation in sorted(parts, reverse=True):
         events = [record for key in parts[generation] for record in read_part(store, key)]
         number = next((one["launch_attempt"] for one in events if one.get("launch_attempt")), None)
         if number == attempt:
-            generations, found = [generation, *generations], [*events, *found]
+            generations, collected = [generation, *generations], [*events, *collected]
         elif number is not None and number < attempt:
             break
-    return generations, found
+    return generations, collected
 
 
 def _ends(

@@ -113,7 +113,7 @@ def fused_kernel_takes_groups(device: str, dtype: torch.dtype, head_dim: int, cu
     """Whether a kernel without the T x T matrix takes fewer key/value heads than query heads; `cuda_major` 0: no CUDA.
 
     On CUDA only flash attention does, in half precision, with compute capability 8.0 and heads of at most 256. Otherwise
-    scaled_dot_product_attention falls back to its math kernel without a word, though the memory-efficient one takes repeated
+    scaled_dot_product_attention silently falls back to its math kernel, though the memory-efficient one takes repeated
     heads: https://github.com/pytorch/pytorch/pull/181528, https://github.com/huggingface/transformers/issues/48633.
     """
     return device != "cuda" or (dtype in (torch.float16, torch.bfloat16) and cuda_major >= 8 and head_dim <= 256)
