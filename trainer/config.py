@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lustrain import schema
 from lustrain.problem import UserError, problem
@@ -133,6 +133,30 @@ class ScheduleConfig(Section):
     """onecycle: where the peak lies."""
     initial_lr_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.04
     """onecycle: rate at step 0 as a part of the peak (1/25, the paper's and torch's div_factor)."""
+
+
+class BadLossConfig(Section):
+    """What to do with a step whose loss or gradient is not finite, or spikes; bounded, so that no run skips to its end."""
+
+    action: Literal["stop", "skip", "roll_back"] = "stop"
+    """`skip` does not apply the update; `roll_back` goes on from an earlier checkpoint with later samples."""
+    spike_deviations: Magnitude = 0.0
+    """Standard deviations above the mean of the last steps from which a loss or norm counts as bad; 0: only what is not finite.
+    OLMo takes 6 (sigma_factor, with a window of 128:
+    https://github.com/allenai/OLMo-core/blob/main/src/olmo_core/optim/skip_step_optimizer.py)."""
+    spike_window: Annotated[int, Field(ge=2, le=10_000)] = 128
+    """Applied steps that a spike is measured against; none is seen before half of them are known."""
+    max_skipped_in_row: Annotated[int, Field(gt=0, le=10**6)] = 10
+    """The next bad step ends the attempt with exit code 1; so do the two limits below."""
+    max_skipped: Annotated[int, Field(gt=0, le=10**9)] = 100
+    """Since the run began."""
+    rollback_steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 100
+    """Roll back to the newest checkpoint that is at least so many steps old, or else to the oldest. PaLM went back about 100
+    steps and passed over 200 to 500 batches, those before and during the spike (section 5.1, https://arxiv.org/abs/2204.02311)."""
+    skip_batches: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 100
+    """Global batches passed over beyond those that were trained on since that checkpoint and the bad one."""
+    max_rollbacks: Annotated[int, Field(gt=0, le=10**6)] = 3
+    """Since the run began."""
 
 
 class PrecisionConfig(Section):
@@ -261,6 +285,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    bad_loss: BadLossConfig = BadLossConfig()
     precision: PrecisionConfig = PrecisionConfig()
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -316,6 +341,18 @@ def _drop_removed(table: Mapping[str, Any]) -> list[str]:
         if settings[key] == asks or key not in ParallelConfig.model_fields:
             del settings[key]
     return lines
+
+
+def default_settings(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Return every setting that has a default as flat `path -> value`, as TOML gives it back: None is left out."""
+    flat: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            flat |= default_settings(kind, f"{prefix}{name}.")
+        elif not field.is_required() and field.default is not None:
+            flat[f"{prefix}{name}"] = list(field.default) if isinstance(field.default, tuple) else field.default
+    return flat
 
 
 RECORDED = "recorded"

@@ -1,7 +1,8 @@
 """The training loop, top to bottom: batches, forward and backward, one exchange, optimizer, evaluation, checkpoint.
 
-Step s (the first is 1) consumes the run's sample positions [(s-1) x global_batch, s x global_batch), cut into micro-batches
-whose content and random numbers depend on (seed, step, micro-batch number) only, and so not on how many ranks there are.
+Step s (the first is 1) consumes the run's sample positions [(s-1) x global_batch, s x global_batch), further on by what roll
+backs passed over, cut into micro-batches whose content and random numbers depend on (seed, step, micro-batch number) only, and
+so not on how many ranks there are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trainer.launch.watchdog import StepWatchdog
 from trainer.metrics import Sink
 from trainer.parallel.strategy import Strategy
 from trainer.run.saving import Saving
-from trainer.step import optim, precision, schedule
+from trainer.step import bad_loss, optim, precision, schedule
 from trainer.step.passes import Pass, passes
 from trainer.tasks import Ids, Task
 
@@ -41,10 +42,11 @@ class Ending(Enum):
     EARLY = "evaluation stopped improving"
     NOTICE = "a notice, or damaged data"
     LOST = "a newer job owns the run"
+    ROLL_BACK = "the run goes on from an earlier checkpoint"
 
 
-class NotFiniteError(UserError):
-    """The loss or the gradient is not a number any more; nothing of this step was applied or saved."""
+class BadLossError(UserError):
+    """The loss or the gradient is not finite, or spikes; nothing of this step was applied or saved."""
 
     exit_code = 1
 
@@ -59,13 +61,16 @@ class Progress:
     last_eval_loss: float | None = None
     evals_without_gain: int = 0
     wall_s: float = 0.0
+    data_offset: int = 0
+    """Samples that roll backs have passed over: step s consumes those that lie so many further on."""
 
     def to_state(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        return cls(**{name: state[name] for name in cls.__dataclass_fields__})
+        """Read what `to_state` returned; what an older version did not store has its default."""
+        return cls(**{name: state[name] for name in cls.__dataclass_fields__ if name in state})
 
 
 @dataclass
@@ -80,11 +85,16 @@ class Training:
     wrapped: nn.Module
     """What the loss calls: `model`, or DistributedDataParallel around it."""
     optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor]
+    """What a checkpoint holds of model and optimizer, by name; training updates it in place."""
     scaler: torch.amp.GradScaler
     watch: Watch
     sink: Sink
     generation: int
     progress: Progress = field(default_factory=Progress)
+    history: bad_loss.History = field(default_factory=bad_loss.History)
+    bad_step: bad_loss.BadStep | None = None
+    """The step for which the loop returned Ending.ROLL_BACK."""
     clock: StepWatchdog = field(default_factory=StepWatchdog.of)
     saving: Saving = field(init=False)
     """Set once the checkpoint to resume from, if any, is loaded."""
@@ -112,9 +122,10 @@ class Agreed:
 
 
 def train(training: Training) -> Ending:
-    """Run until the last step, early stopping, a notice or the loss of the run.
+    """Run until the last step, early stopping, a notice, the loss of the run or a step to roll back from.
 
-    On return the newest state is committed, except when the run was lost: then nothing of it may be.
+    On return the newest state is committed, except when the run was lost: then nothing of it may be; and except before a roll
+    back, after which the caller loads an earlier state and calls this again.
     """
     config, progress, saving = training.config, training.progress, training.saving
     while progress.step < config.train.steps and not out_of_patience(training):
@@ -125,6 +136,8 @@ def train(training: Training) -> Ending:
             return Ending.LOST
         step_seconds = time.perf_counter() - began
         training.clock.end_step(step_seconds)
+        if training.bad_step is not None:
+            return Ending.ROLL_BACK
         saving.note_step(step_seconds)
         if config.eval.every and progress.step % config.eval.every == 0:
             record |= note_evaluation(training)
@@ -189,16 +202,24 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         list(training.model.parameters()), config.train.grad_clip, scale=nominal / max(agreed.count, 1.0)
     )
     loss_mean = agreed.loss_sum / max(agreed.count, 1.0)
-    if not (math.isfinite(loss_mean) and (math.isfinite(norm) or training.scaler.is_enabled())):
-        raise NotFiniteError(
-            f"step {step}: loss = {loss_mean}, gradient norm = {norm}: not finite; nothing of this step was applied or saved; "
-            "fix: lower optimizer.lr, or use precision.mode = bf16 or fp32, then start again: the run resumes before it"
+    decision = bad_loss.decide(config.bad_loss, training.history, loss_mean, norm, scaled=training.scaler.is_enabled())
+    if decision.action is bad_loss.Action.STOP:
+        raise BadLossError(
+            f"step {step}: loss = {loss_mean}, gradient norm = {norm}: {decision.reason}; nothing of this step was applied or "
+            "saved; fix: lower optimizer.lr, use precision.mode = bf16 or fp32, or change bad_loss.action or its limits, then "
+            "start again: the run resumes before it"
         )
-    training.scaler.step(training.optimizer)
+    if decision.action is bad_loss.Action.ROLL_BACK:
+        training.scaler.update()  # it refuses to unscale twice without
+        training.bad_step = bad_loss.BadStep(step, loss_mean, norm, decision.reason, decision.history)
+        return {}, agreed
+    training.history = decision.history
+    if decision.action is bad_loss.Action.APPLY:
+        training.scaler.step(training.optimizer)
     training.scaler.update()
     scale = training.scaler.get_scale()
     if training.scaler.is_enabled() and scale < precision.LEAST_SCALE:
-        raise NotFiniteError(
+        raise BadLossError(
             f"step {step}: gradient norm = {norm}, and so were those before it: fp16's loss scale has sunk to {scale:.1e}; "
             f"allowed: {precision.LEAST_SCALE:.0e} or more; nothing of these steps was applied; fix: lower optimizer.lr, or "
             "use precision.mode = bf16 or fp32, then start again: the run resumes from its newest checkpoint"
@@ -206,11 +227,22 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     training.progress.step = step
     training.progress.tokens += int(agreed.count)
     record: Record = {"step": step, "loss": loss_mean, "lr": lr, "grad_norm": norm, "data_seconds": data_seconds}
-    if not math.isfinite(norm):
-        record["skipped"] = True
+    if decision.action is bad_loss.Action.SKIP:
+        note_skip(training, record, decision.reason)
+    elif not math.isfinite(norm):
+        record |= {"skipped": True, "why_skipped": "gradients overflowed"}
     if config.metrics.batch_digest:
         record["batch_digest"] = int(agreed.digest)
     return record, agreed
+
+
+def note_skip(training: Training, record: Record, reason: str) -> None:
+    """Put into the step's record that its update was not applied, and log why."""
+    record |= {"skipped": True, "why_skipped": reason}
+    if training.world.rank == 0:
+        fields = {name: record[name] for name in ("step", "loss", "grad_norm")}
+        counts = {"in_row": training.history.skipped_in_row, "in_run": training.history.skipped}
+        training.sink.event("step_skipped", fields | counts | {"detail": reason})
 
 
 def notice_to(training: Training) -> Notice | None:
@@ -240,7 +272,7 @@ def sample_ids(training: Training, step: int, micro_batch: int) -> Ids:
     """Return the samples of a step's micro-batch, which is counted over all ranks."""
     config = training.config
     size = config.train.micro_batch
-    start = (step - 1) * config.train.global_batch + micro_batch * size
+    start = training.progress.data_offset + (step - 1) * config.train.global_batch + micro_batch * size
     return order.sample_ids(config.run.seed, start, size, training.task.train_samples)
 
 

@@ -8,11 +8,13 @@ import logging
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from awscrt.checksums import crc64nvme
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError
 from lustrain.process import signal_when_orphaned
@@ -32,6 +34,7 @@ from trainer.launch.ranks import STACKS
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
+from trainer.metrics.timeline import ROLLED_BACK
 from trainer.parallel import World, choose
 from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
@@ -44,13 +47,14 @@ from trainer.run.saving import Saving, State
 from trainer.run.start import (
     RunLease,
     check_fit,
+    claim_again,
     claim_run,
     load_claimed,
     open_data_alike,
     proven_settings_exit_1,
     store_failures_exit_1,
 )
-from trainer.step import optim, precision, recompute
+from trainer.step import bad_loss, optim, precision, recompute
 from trainer.storage import ArchivedError, ObjectStore, open_store
 from trainer.tasks import Task, make_task, problems_in
 
@@ -74,13 +78,30 @@ def run(args: argparse.Namespace) -> int:
         config = configuration.load(path, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
     with report_lack_of_memory(), ExitStack() as leaving, ExitStack() as together_still:
-        training = prepare(config, task, leaving, together_still)
+        training, claimed = prepare(config, task, leaving, together_still)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
         signal_when_orphaned(config.interrupt.signal_grace_s)
-        return leave(training, train(training))
+        while (ending := train(training)) is Ending.ROLL_BACK:
+            roll_back(training, claimed)
+        return leave(training, ending)
 
 
-def prepare(config: Config, task: Task, leaving: ExitStack, together_still: ExitStack) -> Training:
+@dataclass
+class ClaimedRun:
+    """The run as this process owns it, under one generation after the other: a roll back begins the next."""
+
+    store: ObjectStore
+    run_lease: RunLease
+    relay: Relay
+    log: RunLog | None = None
+    """The generation's, on rank 0 only; so are the next two."""
+    terminal: TerminalSink | None = None
+    board: TensorBoardSink | None = None
+    generation_ends: ExitStack = field(default_factory=ExitStack)
+    """Closes what belongs to the generation: its log, and what saves."""
+
+
+def prepare(config: Config, task: Task, leaving: ExitStack, together_still: ExitStack) -> tuple[Training, ClaimedRun]:
     """Join the ranks, claim the run, build the model and load the newest checkpoint; `leaving` undoes it in order.
 
     `together_still` ends before it: from then on ranks leave one by one.
@@ -120,13 +141,56 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
     leaving.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(run_lease.schedule_steps)
     training = build(config, task, world, watch, relay, run_lease)
-    log = None
+    claimed = ClaimedRun(store, run_lease, relay)
+    leaving.enter_context(claimed.generation_ends)
+    begin_generation(training, claimed, votes)
+    relay.attach(*sinks_of(training, claimed))
+    return training, claimed
+
+
+def begin_generation(training: Training, claimed: ClaimedRun, votes: VoteBox) -> None:
+    """Load the newest checkpoint of the run, if there is any, open the generation's log, and make what saves from then on."""
+    config, run_lease = training.config, claimed.run_lease
+    training.generation = run_lease.generation
+    if training.world.rank == 0:
+        claimed.log = RunLog(
+            claimed.store, run_lease.generation, config.metrics.flush_s, launch_attempt=launch_attempt()
+        )
+        claimed.generation_ends.callback(claimed.log.close)
+    training.saving = resume(training, claimed.store, votes, run_lease, claimed.log, claimed.generation_ends)
+
+
+def roll_back(training: Training, claimed: ClaimedRun) -> None:
+    """Go on from a checkpoint before the bad step, with later samples, and save that at once.
+
+    This is a start without a new process: a generation of its own, so that the steps which it undoes stop counting.
+    """
+    bad, config, world = training.bad_step, training.config, training.world
+    assert bad is not None
+    training.saving.wait()
+    claimed.relay.hold()
+    claimed.generation_ends.close()
+    left, offset = claimed.run_lease.generation, training.progress.data_offset
+    # The topics of a start are used once per store.
+    votes = StoreVotes(PrefixStore(f"after-{left}", world.store), world.world_size)
+    claimed.run_lease = claim_again(
+        claimed.run_lease, world, votes, claimed.store, bad.step, config.bad_loss.rollback_steps
+    )
+    begin_generation(training, claimed, votes)
+    to_step = training.progress.step
+    training.progress.data_offset = bad.data_offset(
+        offset, to_step=to_step, global_batch=config.train.global_batch, skip_batches=config.bad_loss.skip_batches
+    )
+    training.history = training.history.after_rollback(bad.history)
+    training.bad_step = None
+    claimed.relay.attach(*sinks_of(training, claimed))
     if world.rank == 0:
-        log = RunLog(store, run_lease.generation, config.metrics.flush_s, launch_attempt=launch_attempt())
-        leaving.callback(log.close)
-    training.saving = resume(training, store, votes, run_lease, log, leaving)
-    relay.attach(*sinks_of(training, log))
-    return training
+        fields = {"step": bad.step, "loss": bad.loss, "grad_norm": bad.grad_norm, "to_step": to_step}
+        counts = {"data_offset": training.progress.data_offset, "in_run": bad.history.rollbacks}
+        claimed.relay.event(ROLLED_BACK, fields | counts | {"from_attempt": left, "detail": bad.reason})
+    # Without this commit a restart would roll back again, with the same samples, and not count it.
+    training.saving.save(to_step)
+    training.saving.wait()
 
 
 def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, run_lease: RunLease) -> Training:
@@ -148,6 +212,7 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, ru
         model=model,
         wrapped=wrapped,
         optimizer=optimizer,
+        tensors=optim.model_tensors(model) | optim.optimizer_tensors(model, optimizer),
         scaler=precision.make_scaler(config.precision, world.device),
         watch=watch,
         sink=sink,
@@ -162,9 +227,8 @@ def resume(
 ) -> Saving:
     """Load the newest whole checkpoint, if there is any, settle the lineage, and make what saves from then on."""
     config, world = training.config, training.world
-    tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
     dims = training.strategy.dims
-    shards = {name: local_shard(name, tensor, dims.axes) for name, tensor in tensors.items()}
+    shards = {name: local_shard(name, tensor, dims.axes) for name, tensor in training.tensors.items()}
 
     def want(name: str) -> Region | bool:
         shard = shards.get(name)
@@ -184,12 +248,11 @@ def resume(
     weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
     announce(training, run_lease, loaded, weights)
 
-    return make_saving(training, tensors, store, votes, run_lease, parent, log, leaving)
+    return make_saving(training, store, votes, run_lease, parent, log, leaving)
 
 
 def make_saving(
     training: Training,
-    tensors: dict[str, torch.Tensor],
     store: ObjectStore,
     votes: VoteBox,
     run_lease: RunLease,
@@ -212,16 +275,17 @@ def make_saving(
         options=config.checkpoint,
         parent=parent,
         on_event=training.sink.event,
-        before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
+        before_commit=partial(flush_records, log, training.progress.step) if log else None,
         mesh=training.strategy.dims.axes,
     )
-    checkpointer.prepare(tensors)
+    checkpointer.prepare(training.tensors)
     fence = Fence(run_lease.lease, config.checkpoint.lease_poll_s, training.sink.event) if run_lease.lease else None
     state = State(
-        tensors=tensors,
+        tensors=training.tensors,
         manifest=lambda: {
             "progress": training.progress.to_state(),
-            "cursor": training.progress.step * config.train.global_batch,
+            "cursor": training.progress.data_offset + training.progress.step * config.train.global_batch,
+            "bad_loss": training.history.to_state(),
             "scaler": precision.scaler_state(training.scaler),
         },
         about=lambda: {
@@ -242,6 +306,12 @@ def make_saving(
     )
     leaving.callback(saving.close)
     return saving
+
+
+def flush_records(log: RunLog, resumed_at: int, step: int) -> None:
+    """Wait until the records of all steps up to `step` are durable; those up to `resumed_at` are another generation's."""
+    if step > resumed_at:
+        log.flush_step(step, timeout=LOG_S)
 
 
 def require_same_weights(answers: dict[int, Json]) -> Json:
@@ -265,6 +335,7 @@ def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded
     optim.load_in_place(tensors, loaded.tensors)
     state = loaded.manifest.state
     training.progress = Progress.from_state(state["progress"])
+    training.history = bad_loss.History.from_state(state.get("bad_loss", {}))
     precision.load_scaler(training.scaler, state["scaler"])
 
 
@@ -304,14 +375,18 @@ def weights_checksum(shards: Iterable[LocalShard]) -> str:
     return f"{total:016x}"
 
 
-def sinks_of(training: Training, log: RunLog | None) -> list[Sink]:
+def sinks_of(training: Training, claimed: ClaimedRun) -> list[Sink]:
     """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them."""
     config = training.config
-    if log is None:
+    if claimed.log is None:
         return [WarningsOnly(rank_name(training.world.rank, launch_attempt()))]
-    sinks: list[Sink] = [TerminalSink(config.train.steps), log]
+    claimed.terminal = claimed.terminal or TerminalSink(config.train.steps)
+    sinks: list[Sink] = [claimed.terminal, claimed.log]
     if config.metrics.tensorboard:
-        sinks.append(TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1))
+        if claimed.board is not None:
+            claimed.board.close()
+        claimed.board = TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1)
+        sinks.append(claimed.board)
     return sinks
 
 

@@ -51,7 +51,7 @@ def measure(repetitions: int = 5) -> list[dict[str, Any]]:
         trainer_main(["tokenize", *sources, "--out", f"{folder}/tokens", "--tokenizer", "train:2048"])
         (folder / "config.toml").write_text(CONFIG.format(folder=folder, batch=BATCH, seq_len=SEQ_LEN))
         config = configuration.load(folder / "config.toml")
-        training = prepare(config, make_task(config.task, seed=config.run.seed), leaving, leaving)
+        training, _ = prepare(config, make_task(config.task, seed=config.run.seed), leaving, leaving)
         data_share: list[float] = []
         found = interleaved(
             {"ours": our_steps(training, data_share), "plain": plain_steps(training)}, max(repetitions, 9)

@@ -131,7 +131,7 @@ def told(store: LocalStore) -> LocalStore:
     """The same run with its config and log: every commit is told, and that an older step 15 was pruned."""
     table = {"run": {"uri": "x"}, "task": {"name": "t"}, "train": {"steps": 9, "global_batch": 1, "micro_batch": 1}}
     config = Config.model_validate({**table, "checkpoint": {"keep_last": 2}})
-    stored_config.record(store, None, config, {})
+    stored_config.record(store, None, config, {}, {})
     for generation, steps in ((1, (10, 15, 20, 30)), (3, (25,))):
         for step in steps:
             append_event(store, generation, "checkpoint_committed", {"step": step})

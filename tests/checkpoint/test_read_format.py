@@ -142,7 +142,7 @@ def test_what_the_text_says_of_the_recorded_table_is_what_is_stored(store: Local
     config = Config.model_validate(
         {"run": {"uri": store.uri}, "task": {"name": "x"}, "train": {"steps": 1, "global_batch": 1, "micro_batch": 1}}
     )
-    stored_config.record(store, None, config, {"model": {"layers": 2}})
+    stored_config.record(store, None, config, {"model": {"layers": 2}}, {})
     recorded = tomllib.loads(store.read("config.toml")[0].decode())["recorded"]
     assert recorded["format"] == 1
     assert all(f"`{name}`" in TEXT for name in recorded)

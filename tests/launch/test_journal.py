@@ -12,8 +12,10 @@ import pytest
 from launch import status
 from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
+from tests.checkpoint.written import write_steps
 from trainer.errors import LostRunError
 from trainer.launch import journal
+from trainer.metrics import RunLog
 from trainer.storage import ObjectStore, open_store
 
 
@@ -68,6 +70,20 @@ def test_nodes_that_never_came_are_to_blame(store: ObjectStore) -> None:
     journal.begin(store, ["n1", "n2", "n3", "n4"], "me")
     ends(store, 1, {"code": 75, "own": 75, "silent": "node 2, node 3"}, {"code": 75, "own": 75})
     assert journal.finish(store, 1, 75)["blamed"] == ["n3", "n4"]
+
+
+def test_launch_that_rolled_back_counts_from_its_own_start(store: ObjectStore) -> None:
+    assert journal.begin(store, ["n1"], "me") == 1
+    for generation, kind, first, last in ((1, "started", 0, 90), (2, "resumed", 60, 80)):
+        log = RunLog(store, generation, 60.0, launch_attempt=1)
+        log.event(kind, {"step": first})
+        for step in range(first + 1, last + 1):
+            log.step({"step": step, "step_seconds": 0.5})
+        log.close()
+    write_steps(store, (60, 90), generation=1)
+    write_steps(store, (60, 70), generation=2)
+    record = journal.finish(store, 1, 1)
+    assert (record["generation"], record["from_step"], record["gained"], record["last_step"]) == (2, 0, 70, 80)
 
 
 def test_without_a_word_of_the_nodes_the_code_stands(store: ObjectStore) -> None:

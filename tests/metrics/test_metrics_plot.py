@@ -16,6 +16,7 @@ from trainer.__main__ import main
 from trainer.metrics import RunLog
 from trainer.metrics.plot import draw, draw_run, running_median, summary
 from trainer.metrics.reader import Attempt, read_events, read_history
+from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import Cut, Span, Timeline, cuts, spans, timeline
 from trainer.storage.local import LocalStore
 
@@ -55,6 +56,16 @@ def run(tmp_path: Path) -> LocalStore:
 def story_of(store: LocalStore) -> Timeline:
     steps, attempts = read_history(store)
     return timeline(steps, read_events(store), attempts)
+
+
+def test_generation_that_a_roll_back_ended_was_not_lost(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "my-run"))
+    log_attempt(store, 1, 1, 20, code=None)
+    log_attempt(store, 2, 11, 30, code=0)
+    append_event(store, 2, "rolled_back", {"step": 21, "to_step": 10, "from_attempt": 1})
+    story = story_of(store)
+    assert story.cuts == [(20, Cut.ROLLED_BACK)]
+    assert story.redone == [(11, 20)]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,45 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
     assert "step 100/100" in plain
     assert "loss 4.0000" in plain
     assert plain.count("\n") < 10
+
+
+class Kept:
+    """A Sink that keeps the kinds of its events, and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.closed = False
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Steps are of no interest here."""
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self.kinds.append(kind)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_relay_on_hold_keeps_events_for_the_next_sinks() -> None:
+    first, second, relay = Kept(), Kept(), Relay("rank 0")
+    relay.attach(first)
+    relay.hold()
+    relay.event("resumed", {})
+    relay.attach(second)
+    relay.event("stopped", {})
+    relay.close()
+    assert (first.kinds, second.kinds) == ([], ["resumed", "stopped"])
+    assert (first.closed, second.closed) == (False, True)
+
+
+def test_relay_that_is_closed_on_hold_closes_its_former_sinks(capsys: pytest.CaptureFixture[str]) -> None:
+    first, relay = Kept(), Relay("rank 0")
+    relay.attach(first)
+    relay.hold()
+    relay.event("warning", {"detail": "lost"})
+    relay.close()
+    assert first.closed
+    assert capsys.readouterr().err == "rank 0: warning: lost\n"
 
 
 @pytest.mark.slow

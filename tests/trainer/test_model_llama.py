@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,44 @@ def test_bf16_autocast_keeps_the_loss_in_fp32_and_near_the_exact_one() -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "major", "takes"),
+    [
+        ("cuda", torch.bfloat16, 128, 9, True),
+        ("cuda", torch.float16, 256, 8, True),
+        ("cuda", torch.float32, 64, 9, False),
+        ("cuda", torch.float16, 512, 9, False),
+        ("cuda", torch.float16, 64, 7, False),
+        ("cpu", torch.float32, 64, 0, True),
+    ],
+)
+def test_grouped_heads_go_to_a_kernel_that_takes_them(
+    device: str, dtype: torch.dtype, head_dim: int, major: int, takes: bool
+) -> None:
+    assert llama.fused_kernel_takes_groups(device, dtype, head_dim, major) == takes
+
+
+def test_repeated_heads_give_the_results_of_grouped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[tuple[int, ...], bool]] = []
+    attention = F.scaled_dot_product_attention
+
+    def noted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        assert key.shape == value.shape
+        shapes.append((tuple(key.shape), options["enable_gqa"]))
+        return attention(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    ids, targets, results = tokens(2, 12), tokens(2, 12, seed=1), []
+    for takes_groups in (True, False):
+        monkeypatch.setattr(llama, "fused_kernel_takes_groups", lambda *_, takes=takes_groups: takes)
+        model = llama.build(SMALL, length=12, seed=1)
+        loss = model(ids, targets)
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(results[1], results[0])
+    assert set(shapes[:2]) == {((2, 2, 12, 8), True)}
+    assert set(shapes[2:]) == {((2, 4, 12, 8), False)}
+
+
 def test_dropout_acts_in_training_only() -> None:
     model = llama.build(dataclasses.replace(SMALL, dropout=0.5), length=12, seed=1)
     ids = tokens(2, 12)
@@ -159,7 +198,7 @@ def test_a_shape_without_problems_computes_and_others_name_them_all(width: int, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "vocabulary", "millions"),
-    [("tiny", 8192, 1.8), ("gpt2-124m", 50257, 124), ("1b", 128256, 1236), ("8b", 128256, 8030)],
+    [("tiny", 8192, 1.8), ("llama-124m", 50257, 124), ("1b", 128256, 1236), ("8b", 128256, 8030)],
 )
 def test_presets_have_the_size_they_promise(name: str, vocabulary: int, millions: float) -> None:
     shape = dataclasses.replace(llama.PRESETS[name], vocab_size=vocabulary)

@@ -156,3 +156,18 @@ def test_blocks_names_and_cost_belong_to_the_model(task: LanguageModel) -> None:
     assert task.export_config(model)["vocab_size"] == 257
     parameters = sum(p.numel() for p in model.parameters() if p.ndim >= 2)
     assert task.flops_per_token(model) == 6 * parameters + 12 * 4 * 128 * 32
+
+
+def test_preset_is_read_under_its_former_name(data: Path) -> None:
+    def shape(preset: str) -> Any:
+        options = {"name": "language_model", "data": str(data), "seq_len": 8, "model": {"preset": preset}}
+        task = make_task(TaskConfig.model_validate(options), seed=0)
+        assert isinstance(task, LanguageModel)
+        return task.options.model.shape()
+
+    assert shape("gpt2-124m") == shape("llama-124m")
+    with pytest.raises(UserError) as caught:
+        shape("gpt2")
+    (line,) = caught.value.problems
+    assert line.startswith("task.model.preset = 'gpt2'")
+    assert "'gpt2-124m'" not in line

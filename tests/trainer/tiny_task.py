@@ -27,6 +27,9 @@ class TinyOptions(Section):
     """A file that training waits for before its 100th batch of an attempt: what a test does until then falls into the run."""
     held_out: Literal["0", "nan", "inf", "-inf"] = "0"
     """What is added to the loss of every held-out sample."""
+    spoiled: int = -1
+    """A training sample whose loss counts `spoil` times; its number, -1 for none."""
+    spoil: Literal["nan", "1000"] = "nan"
 
 
 class Tiny(Task):
@@ -59,17 +62,20 @@ class Tiny(Task):
             time.sleep(0.01)
         batch = self._batch(ids, 0.0)
         noise = np.random.standard_normal(WIDTH).astype(np.float32) * random.random()
-        return batch | {"x": batch["x"] + torch.from_numpy(noise)}
+        weight = torch.ones(len(ids), 1)
+        weight[torch.from_numpy(ids == self.options.spoiled)] = float(self.options.spoil)
+        return batch | {"x": batch["x"] + torch.from_numpy(noise), "weight": weight}
 
     def eval_batch(self, ids: Ids) -> Batch:
         return self._batch(ids, float(self.options.held_out))
 
     def _batch(self, ids: Ids, added: float) -> Batch:
         inputs = self.inputs[torch.from_numpy(ids)]
-        return {"x": inputs, "y": inputs.sum(dim=1, keepdim=True), "added": torch.full((len(ids),), added)}
+        targets, weight = inputs.sum(dim=1, keepdim=True), torch.ones(len(ids), 1)
+        return {"x": inputs, "y": targets, "added": torch.full((len(ids),), added), "weight": weight}
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
-        squares = (model(batch["x"]).float() - batch["y"]).square().sum()
+        squares = ((model(batch["x"]).float() - batch["y"]).square() * batch["weight"]).sum()
         return LossSum(squares + batch["added"].sum(), len(batch["x"]))
 
     def tokens_per_sample(self) -> int:

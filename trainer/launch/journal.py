@@ -148,8 +148,11 @@ def silent_nodes(reports: Mapping[int, str]) -> set[int]:
 
 
 def launch_result(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the run itself shows of a launch: its generation, its first and last steps, and notices of AWS."""
-    generation, events = _events(store, record["attempt"])
+    """Return what the run itself shows of a launch: its newest generation, its first and last steps, and notices of AWS.
+
+    A launch that rolled the run back had several generations; the steps that it undid are not gained.
+    """
+    generations, events = _events(store, record["attempt"])
     noticed = sorted(
         {str(one["host"]) for one in events if one["event"] == "notice" and one.get("source") in _FROM_AWS}
     )
@@ -157,11 +160,12 @@ def launch_result(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, An
         "noticed": [node for node in record["nodes"] if node.partition(".")[0] in _short(noticed)]
     }
     began = next((one["step"] for one in events if one["event"] in ("started", "resumed")), None)
-    if generation is None or began is None:
+    if not generations or began is None:
         return result
-    saved = [one.step for one in committed(store) if one.generation == generation]
-    result |= {"generation": generation, "from_step": began, "gained": max(saved, default=began) - began}
-    first, last = _ends(store, STEPS, generation)
+    saved = [one.step for one in committed(store) if one.generation == generations[-1]]
+    gained = max(saved, default=began) - began
+    result |= {"generation": generations[-1], "from_step": began, "gained": max(0, gained)}
+    first, last = _ends(store, STEPS, generations)
     if first:
         result["start_s"] = max(0.0, unix(first[0]["time"]) - record["started"])
         result["last_step"] = last[-1]["step"]
@@ -173,22 +177,27 @@ def _short(hosts: Sequence[str]) -> set[str]:
     return {host.partition(".")[0] for host in hosts}
 
 
-def _events(store: ObjectStore, attempt: int) -> tuple[int | None, list[dict[str, Any]]]:
-    """Return the generation of a launch and its events; the newest generations are read first."""
+def _events(store: ObjectStore, attempt: int) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the generations of a launch and their events, oldest first; the newest generations are read first."""
     parts = parts_of(store, EVENTS)
+    generations: list[int] = []
+    collected: list[dict[str, Any]] = []
     for generation in sorted(parts, reverse=True):
         events = [record for key in parts[generation] for record in read_part(store, key)]
         number = next((one["launch_attempt"] for one in events if one.get("launch_attempt")), None)
         if number == attempt:
-            return generation, events
-        if number is not None and number < attempt:
+            generations, collected = [generation, *generations], [*events, *collected]
+        elif number is not None and number < attempt:
             break
-    return None, []
+    return generations, collected
 
 
-def _ends(store: ObjectStore, prefix: str, generation: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the records of a generation's first part and of its last."""
-    keys = parts_of(store, prefix).get(generation, [])
+def _ends(
+    store: ObjectStore, prefix: str, generations: Sequence[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the records of the first part of these generations and of the last one."""
+    parts = parts_of(store, prefix)
+    keys = [key for generation in generations for key in parts.get(generation, [])]
     if not keys:
         return [], []
     first, last = read_part(store, keys[0]), read_part(store, keys[-1])

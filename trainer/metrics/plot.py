@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INK, MUTED, BAND = "#1f2933", "#7b8794", "#eef2f6"
 LOSS, EVAL, SPEED = "#2563ab", "#7c3aed", "#0f766e"
-CUT_COLOURS = {Cut.NOTICE: "#d97706", Cut.LOST: "#c81e1e"}
+CUT_COLOURS = {Cut.NOTICE: "#d97706", Cut.LOST: "#c81e1e", Cut.ROLLED_BACK: "#7c3aed"}
 MOST_LABELS = 12
 """Attempts beyond this number are shaded but not named: their names would overlap."""
 SMOOTHED_FROM = 400

@@ -46,7 +46,8 @@ class StepRecord(TypedDict):
     attempt: int
     """The lease generation that computed this step."""
     skipped: NotRequired[bool]
-    """fp16 only: the gradients overflowed and nothing of the step was applied."""
+    """Nothing of the step was applied: the gradients overflowed in fp16, or `bad_loss.action` is `skip`."""
+    why_skipped: NotRequired[str]
     batch_digest: NotRequired[int]
     eval_loss: NotRequired[float]
     eval_seconds: NotRequired[float]

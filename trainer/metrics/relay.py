@@ -25,14 +25,21 @@ class Relay:
         self._lock = threading.Lock()
         self._held: list[tuple[str, dict[str, Any]]] = []
         self._sinks: tuple[Sink, ...] = ()
+        self._before: tuple[Sink, ...] = ()
+        """The sinks until `hold`, which `close` closes if no others came."""
 
     def attach(self, *sinks: Sink) -> None:
         """Send everything to `sinks` from now on, what was held back first."""
         with self._lock:
-            self._sinks = sinks
+            self._sinks, self._before = sinks, ()
             for kind, fields in self._held:
                 self._send(kind, fields)
             self._held.clear()
+
+    def hold(self) -> None:
+        """Hold events back again, for the sinks of the next `attach`."""
+        with self._lock:
+            self._before, self._sinks = self._sinks, ()
 
     def step(self, record: Mapping[str, Any]) -> None:
         for sink in self._sinks:
@@ -54,7 +61,7 @@ class Relay:
             for kind, fields in self._held:
                 print(f"{self._who}: {event_line(kind, fields)}", file=sys.stderr)
             self._held.clear()
-            for sink in self._sinks:
+            for sink in self._sinks or self._before:
                 sink.close()
 
 

@@ -117,7 +117,7 @@ def step_text(record: Mapping[str, Any], *, blocked_s: float, left_s: float) -> 
     """Return a step's text for line or bar; `blocked_s` counts all saves so far, `left_s` estimates what is to come."""
     parts = [f"loss {record['loss']:.4f}"]
     if record.get("skipped"):
-        parts.append("skipped: gradients overflowed")
+        parts.append(f"skipped: {record.get('why_skipped', 'gradients overflowed')}")
     if "eval_loss" in record:
         parts.append(f"eval {record['eval_loss']:.4f}")
     parts += [

@@ -15,6 +15,8 @@ COMMITTED = "checkpoint_committed"
 """The event of a commit; its `step` is the checkpoint's."""
 PRUNED = "checkpoints_pruned"
 """The event of a pruning; `removed` holds the keys of the manifests that went."""
+ROLLED_BACK = "rolled_back"
+"""The event of a roll back; `from_attempt` is the generation whose last steps it undid."""
 
 
 class Cut(Enum):
@@ -22,6 +24,7 @@ class Cut(Enum):
 
     NOTICE = "stopped on notice"
     LOST = "lost without notice"
+    ROLLED_BACK = "rolled back"
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,16 @@ def spans(attempts: Sequence[Attempt]) -> list[Span]:
 
 
 def cuts(attempts: Sequence[Attempt], events: Sequence[Mapping[str, Any]]) -> list[tuple[int, Cut]]:
-    """Return the attempts that were cut: they left with the requeue code, or the next began although they had not left."""
+    """Return the attempts that were cut: they left with the requeue code, the run was rolled back from them, or the next began
+    although they had not left."""
     codes = {event.get("attempt"): event.get("exit_code") for event in events if event.get("event") == "stopped"}
+    rolled_back = {event.get("from_attempt") for event in events if event.get("event") == ROLLED_BACK}
     ends = []
     for number, attempt in enumerate(attempts):
         if codes.get(attempt.generation) == EXIT_REQUEUE:
             ends.append((attempt.last_step, Cut.NOTICE))
+        elif attempt.generation in rolled_back:
+            ends.append((attempt.last_step, Cut.ROLLED_BACK))
         elif attempt.generation not in codes and number + 1 < len(attempts):
             ends.append((attempt.last_step, Cut.LOST))
     return ends

@@ -163,6 +163,10 @@ class Saving:
             # The step may have been due anyway, and that save has failed too.
             raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
 
+    def wait(self) -> None:
+        """Wait until no save is in flight; LostRunError when a newer job owns the run."""
+        self._settle()
+
     def run_on_all_ranks(self, topic: str, work: Callable[[], Json | None]) -> None:
         """Do `work` on every rank; when it fails anywhere, every rank raises that."""
         run_on_all_ranks(self._votes, self._rank, topic, work)

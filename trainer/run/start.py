@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,7 @@ def require_alike(fingerprints: dict[int, Json]) -> Json:
     """UserError that names every rank whose data differ from rank 0's, and in what."""
     expected = stored_config.flatten(fingerprints[0])
     differing = {
-        rank: stored_config.changed(expected, stored_config.flatten(fingerprint))
+        rank: stored_config.differences(expected, stored_config.flatten(fingerprint), {})
         for rank, fingerprint in sorted(fingerprints.items())
     }
     lines = [
@@ -173,6 +173,47 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     candidates = [ManifestId(generation, step) for generation, step in claimed["candidates"]]
     lease = leases[0] if leases else None
     return RunLease(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
+
+
+class NothingToRollBackToError(UserError):
+    """A bad step came before the run had a checkpoint."""
+
+    exit_code = EXIT_FAILURE
+
+
+def claim_again(
+    run_lease: RunLease, world: World, votes: VoteBox, store: ObjectStore, bad_step: int, steps: int
+) -> RunLease:
+    """Take the claimed run as its own successor, to go on from a checkpoint about `steps` steps before `bad_step`.
+
+    NothingToRollBackToError where there is none, LostRunError when a newer job owns the run.
+    """
+    leases: list[Lease] = []
+
+    @store_failures_exit_1()
+    def take() -> Json:
+        if run_lease.lease is None:
+            return {}
+        live = live_manifests(committed(store), run_lease.lease.lineage, run_lease.generation)
+        candidates = rollback_candidates(live, bad_step, steps)
+        if not candidates:
+            raise NothingToRollBackToError(
+                f"step {bad_step} is bad, and the run has no checkpoint to roll back to; fix: lower optimizer.lr, or save "
+                "sooner (checkpoint.every_steps), then start again: the run begins anew"
+            )
+        lease = run_lease.lease.succeed()
+        leases.append(lease)
+        ids = [[manifest.generation, manifest.step] for manifest in candidates]
+        return {"generation": lease.generation, "candidates": ids}
+
+    taken = run_on_all_ranks(votes, world.rank, "rollback/claim", take, lambda claims: claims[0])
+    candidates = [ManifestId(generation, step) for generation, step in taken["candidates"]]
+    return RunLease(taken["generation"], candidates, run_lease.schedule_steps, {}, leases[0] if leases else None)
+
+
+def rollback_candidates(live: Sequence[ManifestId], bad_step: int, steps: int) -> list[ManifestId]:
+    """Return which of the live checkpoints, newest first, a roll back may go on from, the best one first."""
+    return [manifest for manifest in live if manifest.step <= bad_step - steps] or list(reversed(live))
 
 
 def load_claimed(
@@ -219,8 +260,7 @@ def owner() -> str:
 
 
 def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -> Json:
-    fingerprint = task.fingerprint()
-    stored = stored_config.check(store, config, fingerprint)
+    stored = stored_config.check(store, config, task.fingerprint(), task.fingerprint_defaults())
     commits = committed(store)
     if commits and not config.run.resume:
         why = f"{store.uri} already holds {len(commits)} checkpoints"
@@ -240,15 +280,15 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
         "generation": lease.generation,
         "candidates": [[manifest.generation, manifest.step] for manifest in candidates],
         "schedule_steps": steps,
-        "changes": _record(store, stored, config.with_schedule(steps), fingerprint, lease),
+        "changes": _record(store, stored, config.with_schedule(steps), task, lease),
     }
 
 
 def _record(
-    store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Json, lease: Lease
+    store: ObjectStore, stored: StoredConfig | None, config: Config, task: Task, lease: Lease
 ) -> dict[str, tuple[Any, Any]]:
     try:
-        return stored_config.record(store, stored, config, fingerprint)
+        return stored_config.record(store, stored, config, task.fingerprint(), task.fingerprint_defaults())
     except PreconditionError:
         # Only a newer job stores another configuration now; if there is none, what came between is for a person.
         lease.check()

@@ -5,6 +5,7 @@ A Task is named in the config by a shipped name or as `package.module:Class`, so
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -141,7 +142,17 @@ class Task(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must not change on resume: the model's shape, the data's identity, as JSON values; valid after `open`."""
+        """Return what must not change on resume: the model's shape, the data's identity, as JSON values; valid after `open`.
+
+        A null is the same as no entry.
+        """
+
+    def fingerprint_defaults(self) -> dict[str, Any]:
+        """Return what an entry of the fingerprint stood for before it existed, or stands for since it was removed.
+
+        With it an entry that a later version adds, such as a new field of the model's shape, refuses no earlier run.
+        """
+        return {}
 
     def export_names(self, model: nn.Module) -> dict[str, str]:
         """Our parameter name to the exported one; names that are left out are kept."""
@@ -154,6 +165,11 @@ class Task(ABC):
     def export_files(self) -> dict[str, str]:
         """Return other texts that belong beside an exported model, like its tokenizer, by file name. Valid after `open`."""
         return {}
+
+
+def field_defaults(kind: type) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields by name; a field without one is left out."""
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
 
 
 def resolve(name: str) -> type[Task]:

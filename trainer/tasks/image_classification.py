@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
 from trainer.config import Section
-from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task, field_defaults
 from trainer.tasks.models import patchnet
 
 try:
@@ -156,6 +156,9 @@ class ImageClassification(Task):
         # The images in fp32, and each block's input, in bf16 at best.
         image = shape.image**2 * 4 + shape.layers * shape.places * shape.width * 2
         return Footprint(patchnet.parameters(shape), micro_batch * image, "task.width and task.layers")
+
+    def fingerprint_defaults(self) -> dict[str, Any]:
+        return {"model": field_defaults(patchnet.PatchNetShape)}
 
     def fingerprint(self) -> dict[str, Any]:
         options = self.options

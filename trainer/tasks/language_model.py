@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
@@ -20,14 +20,18 @@ from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import HuggingFaceTokenizer
 from trainer.data.verified import WAIT_S, Ranks
 from trainer.storage import open_store
-from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task, field_defaults
 from trainer.tasks.models import llama
+
+FORMER_PRESETS = {"gpt2-124m": "llama-124m"}
+"""Names of earlier versions, which stored configs and users' files hold: it always was a Llama of GPT-2's size."""
 
 
 class ModelOptions(Section):
     """A preset, and whatever of it shall be different."""
 
-    preset: Literal["tiny", "gpt2-124m", "1b", "8b"] = "tiny"
+    preset: Literal["tiny", "llama-124m", "1b", "8b"] = "tiny"
+    """The size of a Llama; `gpt2-124m`, as llama-124m was called, is read too."""
     width: Annotated[int, Field(gt=0, le=2**17)] | None = None
     layers: Annotated[int, Field(gt=0, le=4096)] | None = None
     heads: Annotated[int, Field(gt=0, le=2**14)] | None = None
@@ -41,6 +45,11 @@ class ModelOptions(Section):
     rope_theta: Annotated[float, Field(ge=1, le=1e15, allow_inf_nan=False)] | None = None
     norm_eps: Annotated[float, Field(ge=FP32_SMALLEST, le=1, allow_inf_nan=False)] | None = None
     dropout: Fraction | None = None
+
+    @field_validator("preset", mode="before")
+    @classmethod
+    def _under_its_name_of_today(cls, value: object) -> object:
+        return FORMER_PRESETS.get(value, value) if isinstance(value, str) else value
 
     def shape(self) -> llama.LlamaShape:
         """Return the preset with these overrides; the vocabulary is still 0 when it is left to the data."""
@@ -165,6 +174,9 @@ class LanguageModel(Task):
         # Even with all recomputed, each block's input lives until backward, in bf16 at best, and logits are made in fp32.
         logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * 4
         return Footprint(llama.parameters(shape), tokens * shape.layers * shape.width * 2 + logits, "task.model")
+
+    def fingerprint_defaults(self) -> dict[str, Any]:
+        return {"model": field_defaults(llama.LlamaShape)}
 
     def fingerprint(self) -> dict[str, Any]:
         return {

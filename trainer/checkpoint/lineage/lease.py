@@ -153,8 +153,7 @@ class Lease:
             else:
                 old_etag = None
                 generation, lineage = _from_objects(store)
-            taken = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-            record = LeaseRecord(generation, owner, taken, secrets.token_hex(8), lineage)
+            record = LeaseRecord(generation, owner, _utc_now(), secrets.token_hex(8), lineage)
             etag = _put(store, record, old_etag)
             if etag is not None:
                 return cls(store, record, etag)
@@ -170,17 +169,29 @@ class Lease:
     def settle(self, parent: ManifestId | None) -> None:
         """Record what this generation begins from, before its first commit; LostRunError when a newer job came."""
         record = replace(self._record, lineage=(*self._record.lineage, Settlement(self._record.generation, parent)))
-        for _ in range(_TRIES):
-            etag = _put(self._store, record, self._etag)
-            if etag is not None:
-                self._record, self._etag = record, etag
-                return
-            self._etag = self._current_etag()
-        raise self._lost(read_lease(self._store))
+        self._record, self._etag = record, self._replace_by(record)
+
+    def succeed(self) -> Lease:
+        """Take the run again under a new generation, to begin from another checkpoint; LostRunError when a newer job came.
+
+        This lease is over then, as if another job had taken the run.
+        """
+        nonce = secrets.token_hex(8)
+        record = replace(self._record, generation=self.generation + 1, taken=_utc_now(), nonce=nonce)
+        return Lease(self._store, record, self._replace_by(record))
 
     def check(self) -> None:
         """Check that this job still owns the run; raises LostRunError, or StorageError when the store does not answer."""
         self._current_etag()
+
+    def _replace_by(self, record: LeaseRecord) -> str:
+        """Store `record` if this job still owns the run, and return its etag."""
+        for _ in range(_TRIES):
+            etag = _put(self._store, record, self._etag)
+            if etag is not None:
+                return etag
+            self._etag = self._current_etag()
+        raise self._lost(read_lease(self._store))
 
     def _current_etag(self) -> str:
         stored = _read(self._store)
@@ -201,6 +212,10 @@ class Lease:
         )
         fix = "let the newer job go on from the last checkpoint; if it is not the one to keep, stop it and start this job again"
         return LostRunError(problem("run.uri", self._store.uri, why, fix=fix))
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _put(store: ObjectStore, record: LeaseRecord, etag: str | None) -> str | None:

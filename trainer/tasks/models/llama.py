@@ -22,7 +22,10 @@ from trainer.tasks.models.init import fill_normal
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """All that decides the function the model computes, but its weights."""
+    """All that decides the function the model computes, but its weights.
+
+    The default of a field that is added later has to be what models without it computed: earlier runs count as having it.
+    """
 
     width: int
     layers: int
@@ -46,7 +49,7 @@ PRESETS = {
     # About 1.9 M parameters with a vocabulary of 8192: a step takes a fraction of a second on two CPU cores.
     "tiny": LlamaShape(width=128, layers=4, heads=4, kv_heads=2, hidden=384),
     # GPT-2 small's depth and width; hidden = 8/3 x width gives three SwiGLU matrices the size of its two GELU ones.
-    "gpt2-124m": LlamaShape(width=768, layers=12, heads=12, kv_heads=12, hidden=2048),
+    "llama-124m": LlamaShape(width=768, layers=12, heads=12, kv_heads=12, hidden=2048),
     # https://huggingface.co/meta-llama/Llama-3.2-1B/blob/main/config.json, without its rope_scaling
     "1b": LlamaShape(width=2048, layers=16, heads=32, kv_heads=8, hidden=8192, rope_theta=500_000.0),
     # https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
@@ -107,13 +110,34 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
+def fused_kernel_takes_groups(device: str, dtype: torch.dtype, head_dim: int, cuda_major: int) -> bool:
+    """Whether a kernel without the T x T matrix takes fewer key/value heads than query heads; `cuda_major` 0: no CUDA.
+
+    On CUDA only flash attention does, in half precision, with compute capability 8.0 and heads of at most 256. Otherwise
+    scaled_dot_product_attention silently falls back to its math kernel, though the memory-efficient one takes repeated
+    heads: https://github.com/pytorch/pytorch/pull/181528, https://github.com/huggingface/transformers/issues/48633.
+    """
+    return device != "cuda" or (dtype in (torch.float16, torch.bfloat16) and cuda_major >= 8 and head_dim <= 256)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Causal attention of query [B, H, T, D] over key and value [B, K, T, D], of which each serves H / K query heads."""
+    queries_per_head = query.shape[1] // key.shape[1]
+    if queries_per_head > 1:
+        major = torch.cuda.get_device_properties(query.device).major if query.is_cuda else 0
+        if not fused_kernel_takes_groups(query.device.type, query.dtype, query.shape[-1], major):
+            key, value = (heads.repeat_interleave(queries_per_head, dim=1) for heads in (key, value))
+    return F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, dropout_p=dropout, enable_gqa=key.shape[1] != query.shape[1]
+    )
+
+
 class Attention(nn.Module):
     """Causal self-attention in which H / K query heads share one key/value head (https://arxiv.org/abs/2305.13245)."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
-        self.grouped = shape.kv_heads != shape.heads
         self.dropout = shape.dropout
         self.query = nn.Linear(shape.width, shape.width, bias=False)
         self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
@@ -125,14 +149,7 @@ class Attention(nn.Module):
         query = rotate(self.query(x).view(heads).transpose(1, 2), cos, sin)  # [B, H, T, D]
         key = rotate(self.key(x).view(heads).transpose(1, 2), cos, sin)  # [B, K, T, D]
         value = self.value(x).view(heads).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.grouped,
-        )
+        mixed = attend(query, key, value, self.dropout if self.training else 0.0)
         y: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape))
         return y
 
