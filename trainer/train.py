@@ -31,7 +31,7 @@ from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
 from trainer.parallel import World
-from trainer.parallel.agree import Json, together
+from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
 from trainer.parallel.votes import StoreVotes, VoteBox
@@ -39,7 +39,7 @@ from trainer.run.config_file import config_file
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.saving import Saving, State
 from trainer.run.start import (
-    Claim,
+    RunLease,
     check_fit,
     claim_run,
     load_claimed,
@@ -103,7 +103,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
     votes = StoreVotes(world.store, world.world_size)
     leaving.enter_context(rank_0_last(world, votes))
 
-    together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
+    run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
     open_data_alike(config, task, world, votes)
     leaving.callback(task.close)
 
@@ -111,22 +111,22 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
     def open_run() -> None:
         stores.append(open_store(config.run.uri, name="run.uri"))
 
-    together(votes, world.rank, "start/store", open_run)
+    run_on_all_ranks(votes, world.rank, "start/store", open_run)
     store = stores[0]
-    claim = claim_run(config, task, world, votes, store)
+    run_lease = claim_run(config, task, world, votes, store)
     leaving.enter_context(store_failures_exit_1(but=(ArchivedError,)))
-    config = config.with_schedule(claim.schedule_steps)
-    training = build(config, task, world, watch, relay, claim)
+    config = config.with_schedule(run_lease.schedule_steps)
+    training = build(config, task, world, watch, relay, run_lease)
     log = None
     if world.rank == 0:
-        log = RunLog(store, claim.generation, config.metrics.flush_s, launch_attempt=launch_attempt())
+        log = RunLog(store, run_lease.generation, config.metrics.flush_s, launch_attempt=launch_attempt())
         leaving.callback(log.close)
-    training.saving = resume(training, store, votes, claim, log, leaving)
+    training.saving = resume(training, store, votes, run_lease, log, leaving)
     relay.attach(*sinks_of(training, log))
     return training
 
 
-def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, claim: Claim) -> Training:
+def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, run_lease: RunLease) -> Training:
     """Model, optimizer and scaler on this rank's device, as the seed makes them, ready for a first step."""
     model = task.build_model().to(world.device)
     model.train()
@@ -145,7 +145,7 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, cl
         scaler=precision.make_scaler(config.precision, world.device),
         watch=watch,
         sink=sink,
-        generation=claim.generation,
+        generation=run_lease.generation,
     )
     precision.seed_streams(config.run.seed, 0, world.rank)
     warm_up(training)
@@ -153,7 +153,7 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, cl
 
 
 def resume(
-    training: Training, store: ObjectStore, votes: VoteBox, claim: Claim, log: RunLog | None, leaving: ExitStack
+    training: Training, store: ObjectStore, votes: VoteBox, run_lease: RunLease, log: RunLog | None, leaving: ExitStack
 ) -> Saving:
     """Load the newest whole checkpoint, if there is any, settle the lineage, and make what saves from then on."""
     config, world = training.config, training.world
@@ -163,21 +163,21 @@ def resume(
     def want(name: str) -> bool:
         return name in tensors or name.startswith(mine)
 
-    loaded = load_claimed(config, world, votes, store, claim, want, training.sink.event)
+    loaded = load_claimed(config, world, votes, store, run_lease, want, training.sink.event)
     parent = loaded.manifest.id if loaded else None
 
     @store_failures_exit_1()
     def settle() -> Json:
         if loaded is not None:
             restore(training, tensors, loaded)
-        if claim.lease is not None:
-            claim.lease.settle(parent)
+        if run_lease.lease is not None:
+            run_lease.lease.settle(parent)
         return {"weights": weights_checksum(training.model)}
 
-    weights = together(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
-    announce(training, claim, loaded, weights)
+    weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
+    announce(training, run_lease, loaded, weights)
 
-    return make_saving(training, tensors, store, votes, claim, parent, log, leaving)
+    return make_saving(training, tensors, store, votes, run_lease, parent, log, leaving)
 
 
 def make_saving(
@@ -185,7 +185,7 @@ def make_saving(
     tensors: dict[str, torch.Tensor],
     store: ObjectStore,
     votes: VoteBox,
-    claim: Claim,
+    run_lease: RunLease,
     parent: ManifestId | None,
     log: RunLog | None,
     leaving: ExitStack,
@@ -200,15 +200,15 @@ def make_saving(
         votes,
         rank=world.rank,
         world_size=world.world_size,
-        generation=claim.generation,
-        lease=claim.lease,
+        generation=run_lease.generation,
+        lease=run_lease.lease,
         options=config.checkpoint,
         parent=parent,
         on_event=training.sink.event,
         before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
     )
     checkpointer.prepare(tensors, precision.rng_tensors(world.rank))
-    fence = Fence(claim.lease, config.checkpoint.lease_poll_s, training.sink.event) if claim.lease else None
+    fence = Fence(run_lease.lease, config.checkpoint.lease_poll_s, training.sink.event) if run_lease.lease else None
     state = State(
         shared=tensors,
         own=lambda: precision.rng_tensors(world.rank),
@@ -259,7 +259,7 @@ def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded
         precision.seed_streams(training.config.run.seed, training.progress.step, training.world.rank)
 
 
-def announce(training: Training, claim: Claim, loaded: Loaded | None, weights: str) -> None:
+def announce(training: Training, run_lease: RunLease, loaded: Loaded | None, weights: str) -> None:
     """Log how this attempt begins, with a checksum of the weights it begins from."""
     if training.world.rank:
         return
@@ -281,8 +281,8 @@ def announce(training: Training, claim: Claim, loaded: Loaded | None, weights: s
             "skipped": len(loaded.skipped),
         }
         training.sink.event("resumed", fields)
-    if claim.changes:
-        training.sink.event("config_changed", {"changes": claim.changes})
+    if run_lease.changes:
+        training.sink.event("config_changed", {"changes": run_lease.changes})
 
 
 def weights_checksum(model: torch.nn.Module) -> str:
@@ -308,7 +308,7 @@ def leave(training: Training, ending: Ending) -> int:
     """Say how the attempt ended, and turn it into the exit code; UserError on every rank when one found its data damaged."""
     if ending is Ending.LOST:
         raise training.saving.lost() or LostRunError("a newer job owns this run; see rank 0's message")
-    training.saving.together("end/data", training.task.check)
+    training.saving.run_on_all_ranks("end/data", training.task.check)
     code = EXIT_REQUEUE if ending is Ending.NOTICE else EXIT_DONE
     if training.world.rank == 0:
         saved = training.saving.committed_step

@@ -23,10 +23,10 @@ from trainer.checkpoint.lineage.lease import Lease, read_lease
 from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
-from trainer.parallel.agree import decide, together
+from trainer.parallel.agree import gather_and_decide, run_on_all_ranks
 from trainer.parallel.peers import rank_0_last
 from trainer.parallel.votes import RankGoneError, StoreVotes, VoteTimeout
-from trainer.run.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
+from trainer.run.start import RunLease, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import make_task
 
@@ -55,26 +55,26 @@ def on_ranks(work: Callable[[int, CountedVotes], Any], world_size: int = 2) -> t
     return run_threads(world_size, lambda rank: work(rank, boxes[rank])), boxes
 
 
-@pytest.mark.parametrize("ask", ["decide", "together"])
+@pytest.mark.parametrize("ask", ["gather_and_decide", "run_on_all_ranks"])
 def test_only_rank_0_reads_what_all_say_and_all_hear_what_it_makes_of_that(ask: str) -> None:
-    def judge(said: dict[int, Any]) -> Any:
+    def reduce(said: dict[int, Any]) -> Any:
         return {"words": [one["word"] for _, one in sorted(said.items())]}
 
     def work(rank: int, votes: CountedVotes) -> Any:
-        if ask == "decide":
-            return decide(votes, rank, "topic", {"word": rank}, judge, PATIENCE_S)
-        return together(votes, rank, "topic", lambda: {"word": rank}, judge)
+        if ask == "gather_and_decide":
+            return gather_and_decide(votes, rank, "topic", {"word": rank}, reduce, PATIENCE_S)
+        return run_on_all_ranks(votes, rank, "topic", lambda: {"word": rank}, reduce)
 
     said, boxes = on_ranks(work, 8)
     assert said == [{"words": list(range(8))}] * 8
     assert [box.heard for box in boxes] == [9, *[1] * 7], "the ranks' words and the outcome; the outcome alone"
 
 
-def test_a_refusal_of_the_judge_reaches_all_with_its_lines_and_exit_code() -> None:
-    def judge(said: dict[int, Any]) -> Any:
+def test_a_refusal_of_reduce_reaches_all_with_its_lines_and_exit_code() -> None:
+    def reduce(said: dict[int, Any]) -> Any:
         raise Failed(["one: wrong", "two: wrong"])
 
-    errors, _ = on_ranks(lambda rank, votes: decide(votes, rank, "topic", {}, judge, PATIENCE_S), 3)
+    errors, _ = on_ranks(lambda rank, votes: gather_and_decide(votes, rank, "topic", {}, reduce, PATIENCE_S), 3)
     assert [type(error) for error in errors[1:]] == [UserError] * 2
     assert [(error.problems, error.exit_code) for error in errors] == [(["one: wrong", "two: wrong"], 1)] * 3
 
@@ -86,7 +86,7 @@ def test_a_mistake_on_one_rank_is_raised_on_all_with_its_exit_code(kind: type[Us
             if rank == 1:
                 raise kind("x = 1: wrong; fix: 2")
 
-        return together(votes, rank, "topic", mine)
+        return run_on_all_ranks(votes, rank, "topic", mine)
 
     errors, _ = on_ranks(work, 3)
     assert [(error.problems, error.exit_code) for error in errors] == [(["x = 1: wrong; fix: 2"], code)] * 3
@@ -97,7 +97,7 @@ def test_the_same_mistake_on_all_ranks_is_one_line() -> None:
         def mine() -> None:
             raise UserError(["x = 1: wrong", f"rank {rank}: no disk"], 1 + rank)
 
-        return together(votes, rank, "topic", mine)
+        return run_on_all_ranks(votes, rank, "topic", mine)
 
     errors, _ = on_ranks(work)
     assert [error.problems for error in errors] == [["x = 1: wrong", "rank 0: no disk", "rank 1: no disk"]] * 2
@@ -111,7 +111,7 @@ def test_a_defect_on_one_rank_is_a_line_on_the_others_and_keeps_its_trace_at_hom
             if rank == broken:
                 raise KeyError("width")
 
-        return together(votes, rank, "topic", mine)
+        return run_on_all_ranks(votes, rank, "topic", mine)
 
     errors, _ = on_ranks(work)
     at_home, other = errors[broken], errors[1 - broken]
@@ -137,7 +137,7 @@ def test_interrupted_rank_leaves_at_once_and_the_others_end(kind: type[BaseExcep
 
     def work(rank: int, votes: CountedVotes) -> Any:
         try:
-            return together(votes, rank, "topic", lambda: mine(rank))
+            return run_on_all_ranks(votes, rank, "topic", lambda: mine(rank))
         except kind as error:
             left.set()
             return error
@@ -149,25 +149,25 @@ def test_interrupted_rank_leaves_at_once_and_the_others_end(kind: type[BaseExcep
     assert [(error.problems, error.exit_code) for error in others] == [([line], 1)] * 2
 
 
-def test_defect_of_the_judge_is_a_line_on_the_others() -> None:
-    def judge(said: dict[int, Any]) -> Any:
+def test_defect_of_reduce_is_a_line_on_the_others() -> None:
+    def reduce(said: dict[int, Any]) -> Any:
         raise KeyError("width")
 
-    errors, _ = on_ranks(lambda rank, votes: decide(votes, rank, "topic", {}, judge, PATIENCE_S), 3)
+    errors, _ = on_ranks(lambda rank, votes: gather_and_decide(votes, rank, "topic", {}, reduce, PATIENCE_S), 3)
     assert type(errors[0]) is KeyError
     assert [(error.problems, error.exit_code) for error in errors[1:]] == [(["rank 0: KeyError: 'width'"], 1)] * 2
 
 
 def test_result_that_json_cannot_hold_is_a_line_on_the_others() -> None:
     results = [{}, {"x": object()}]
-    errors, _ = on_ranks(lambda rank, votes: together(votes, rank, "topic", lambda: results[rank]))
+    errors, _ = on_ranks(lambda rank, votes: run_on_all_ranks(votes, rank, "topic", lambda: results[rank]))
     assert type(errors[1]) is TypeError
     assert [line.partition("TypeError")[0] for line in errors[0].problems] == ["rank 1: "]
 
 
 def test_silent_rank_is_named_on_every_rank_that_waits() -> None:
     def work(rank: int, votes: CountedVotes) -> Any:
-        return decide(votes, rank, "topic", {}, lambda said: {}, 0.1) if rank < 2 else None
+        return gather_and_decide(votes, rank, "topic", {}, lambda said: {}, 0.1) if rank < 2 else None
 
     errors, _ = on_ranks(work, 3)
     assert [(type(error), error.missing) for error in errors[:2]] == [(VoteTimeout, [2])] * 2
@@ -179,7 +179,7 @@ def test_rank_that_fails_between_decisions_ends_the_others(gone: int) -> None:
         with rank_0_last(world_of(rank, 3), votes):
             if rank == gone:
                 raise MemoryError("8 GiB")
-            together(votes, rank, "topic", dict)
+            run_on_all_ranks(votes, rank, "topic", dict)
 
     errors, _ = on_ranks(work, 3)
     assert type(errors.pop(gone)) is MemoryError
@@ -195,13 +195,13 @@ def test_own_failure_counts_before_a_rank_that_is_gone(kind: type[Exception]) ->
         if rank == 2:
             votes.leave(rank, "MemoryError")
         else:
-            together(votes, rank, "topic", mine if rank else dict)
+            run_on_all_ranks(votes, rank, "topic", mine if rank else dict)
 
     errors, _ = on_ranks(work, 3)
     assert [type(error) for error in errors[:2]] == [RankGoneError, kind]
 
 
-@pytest.mark.parametrize("where", ["work", "judge"])
+@pytest.mark.parametrize("where", ["work", "reduce"])
 def test_rank_0_stays_until_the_others_know_why_it_ends(where: str) -> None:
     left, ends = threading.Event(), []
 
@@ -218,7 +218,7 @@ def test_rank_0_stays_until_the_others_know_why_it_ends(where: str) -> None:
     def work(rank: int) -> None:
         votes = LateVotes(shared, 2) if rank else StoreVotes(shared, 2)
         try:
-            together(votes, rank, "topic", fail if (where, rank) == ("work", 0) else dict, fail)
+            run_on_all_ranks(votes, rank, "topic", fail if (where, rank) == ("work", 0) else dict, fail)
         finally:
             if rank == 0:
                 left.set()
@@ -258,7 +258,7 @@ def world_of(rank: int, world_size: int) -> World:
 
 
 def claim(config: Config, store: ObjectStore, world_size: int) -> list[Any]:
-    """What each rank gets that claims the run: a Claim, or an error."""
+    """What each rank gets that claims the run: a RunLease, or an error."""
 
     def work(rank: int, votes: CountedVotes) -> Any:
         task = make_task(config.task, seed=1)
@@ -272,7 +272,7 @@ def load(config: Config, store: ObjectStore, lease: Lease, *candidates: Manifest
     """What each of two ranks gets that loads from a run which it has claimed."""
 
     def work(rank: int, votes: CountedVotes) -> Any:
-        claim = Claim(lease.generation, list(candidates), 8, {}, lease if rank == 0 else None)
+        claim = RunLease(lease.generation, list(candidates), 8, {}, lease if rank == 0 else None)
         return load_claimed(config, world_of(rank, 2), votes, store, claim, lambda name: True, lambda *event: None)
 
     return on_ranks(work)[0]

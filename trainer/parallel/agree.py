@@ -20,18 +20,18 @@ HEARD_S = 30.0
 """How long rank 0, whose process may host the store, stays until the others have read why it ends."""
 
 Json = dict[str, Any]
-Judge = Callable[[dict[int, Json]], Json]
+Reduce = Callable[[dict[int, Json]], Json]
 
 
-def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, timeout_s: float) -> Json:
-    """Return what `judge` makes, on rank 0, of every rank's answer; the same on every rank.
+def gather_and_decide(votes: VoteBox, rank: int, topic: str, value: Json, reduce: Reduce, timeout_s: float) -> Json:
+    """Return what `reduce` makes, on rank 0, of every rank's answer; the same on every rank.
 
-    A UserError of `judge` is raised on every rank; of anything else that goes wrong in it the others raise a line.
+    A UserError of `reduce` is raised on every rank; of anything else that goes wrong in it the others raise a line.
     On every rank VoteTimeout when one is silent for `timeout_s`, RankGoneError when one has left.
     """
-    votes.post(topic, rank, mine)
+    votes.post(topic, rank, value)
     if rank == 0:
-        _judge(votes, topic, judge, timeout_s)
+        _post_decision(votes, topic, reduce, timeout_s)
     # The others may have to wait for the slowest rank and then for rank 0's decision.
     outcome = votes.gather(_outcome(topic), timeout_s + 60.0, ranks=[0])[0]
     if "value" in outcome:
@@ -45,16 +45,16 @@ def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, time
     raise UserError(outcome["problems"], outcome["exit_code"])
 
 
-def together(
+def run_on_all_ranks(
     votes: VoteBox,
     rank: int,
     topic: str,
     work: Callable[[], Json | None],
-    judge: Judge | None = None,
+    reduce: Reduce | None = None,
     *,
     timeout_s: float = START_S,
 ) -> Json:
-    """Do `work` on every rank, and return what `judge` makes of the results (nothing by default).
+    """Do `work` on every rank, and return what `reduce` makes of the results (nothing by default).
 
     If it fails anywhere, every rank raises all ranks' problems, each line once; a rank's defect also keeps its own trace. Where
     the others cannot be reached any more, a rank raises its own failure rather than theirs.
@@ -63,26 +63,26 @@ def together(
     failure: Exception | None = None
     try:
         # What JSON cannot hold must fail here, too, and not in the post that the others wait for.
-        mine: Json = {"value": json.loads(json.dumps(work() or {}))}
+        value: Json = {"value": json.loads(json.dumps(work() or {}))}
     except UserError as error:
         failure = error
-        mine = _refusal(error)
+        value = _refusal(error)
     except Exception as error:  # noqa: BLE001 -- the others must not wait for a rank that is about to leave
         failure = error
-        mine = _defect(rank, error)
+        value = _defect(rank, error)
     except BaseException as error:
         _post_interrupt(votes, rank, topic, error)
         raise
 
-    def judged(answers: dict[int, Json]) -> Json:
+    def reduced(answers: dict[int, Json]) -> Json:
         refused = [answer for _, answer in sorted(answers.items()) if "problems" in answer]
         if refused:
             lines = dict.fromkeys(line for answer in refused for line in answer["problems"])
             raise UserError(lines, max(answer["exit_code"] for answer in refused))
-        return judge({rank: answer["value"] for rank, answer in answers.items()}) if judge else {}
+        return reduce({rank: answer["value"] for rank, answer in answers.items()}) if reduce else {}
 
     try:
-        return decide(votes, rank, topic, mine, judged, timeout_s)
+        return gather_and_decide(votes, rank, topic, value, reduced, timeout_s)
     except UserError:
         if failure is None or isinstance(failure, UserError):
             raise
@@ -101,10 +101,10 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
-def _judge(votes: VoteBox, topic: str, judge: Judge, timeout_s: float) -> None:
+def _post_decision(votes: VoteBox, topic: str, reduce: Reduce, timeout_s: float) -> None:
     """Post rank 0's outcome; what is no UserError is raised here too, once the others have read it."""
     try:
-        votes.post(_outcome(topic), 0, {"value": judge(votes.gather(topic, timeout_s))})
+        votes.post(_outcome(topic), 0, {"value": reduce(votes.gather(topic, timeout_s))})
     except UserError as error:
         votes.post(_outcome(topic), 0, _refusal(error))
     except VoteTimeout as error:

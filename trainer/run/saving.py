@@ -21,7 +21,7 @@ from trainer.checkpoint.save.interval import Interval, finish_or_restart
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.errors import LostRunError
 from trainer.interrupt.notice import Notice, to_announce
-from trainer.parallel.agree import Json, decide, together
+from trainer.parallel.agree import Json, gather_and_decide, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
 
 FINAL_TRIES = 3
@@ -137,7 +137,7 @@ class Saving:
     def _plan(self, topic: str, notice: Notice | None) -> Json:
         """Agree on what all ranks do about a notice, and on the reason they name: the lowest rank's that knows it."""
 
-        def judge(answers: Mapping[int, Json]) -> Json:
+        def reduce(answers: Mapping[int, Json]) -> Json:
             known = [answer["notice"] for _, answer in sorted(answers.items()) if answer["notice"]]
             return plan_for_notice(answers) | {
                 "notices": to_announce(known) or [Notice("signal", "a notice", None).fields()]
@@ -150,7 +150,7 @@ class Saving:
             "committed": self.committed_step,
             "notice": notice and notice.fields(),
         }
-        return decide(self._votes, self._rank, topic, mine, judge, NOTICE_VOTE_S)
+        return gather_and_decide(self._votes, self._rank, topic, mine, reduce, NOTICE_VOTE_S)
 
     def finish(self, step: int) -> None:
         """Wait until the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
@@ -166,9 +166,9 @@ class Saving:
             # The step may have been due anyway, and that save has failed too.
             raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
 
-    def together(self, topic: str, work: Callable[[], Json | None]) -> None:
+    def run_on_all_ranks(self, topic: str, work: Callable[[], Json | None]) -> None:
         """Do `work` on every rank; when it fails anywhere, every rank raises that."""
-        together(self._votes, self._rank, topic, work)
+        run_on_all_ranks(self._votes, self._rank, topic, work)
 
     def close(self) -> None:
         """Stop the fence and the writer process."""

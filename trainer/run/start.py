@@ -26,7 +26,7 @@ from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
-from trainer.parallel.agree import Json, together
+from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
 from trainer.run.footprint import check_memory, ranks_here
 from trainer.step import precision, schedule
@@ -38,7 +38,7 @@ Wanted = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
-class Claim:
+class RunLease:
     """The run as this attempt takes it over: as rank 0 decided, the same on every rank."""
 
     generation: int
@@ -122,7 +122,7 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
         check_memory(config, task.footprint(config.train.micro_batch), world)
         return task.fingerprint()
 
-    together(votes, world.rank, "start/data", work, require_alike)
+    run_on_all_ranks(votes, world.rank, "start/data", work, require_alike)
 
 
 def require_alike(fingerprints: dict[int, Json]) -> Json:
@@ -161,7 +161,7 @@ def open_data(config: Config, task: Task, ranks: Ranks) -> None:
     task.verify(cache_dir, ranks)
 
 
-def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:
+def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> RunLease:
     """Take the run over on rank 0, unless its config forbids it; nothing is written before everything is checked."""
     leases: list[Lease] = []
 
@@ -169,14 +169,20 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     def take() -> Json:
         return _take(config, task, store, leases) if world.rank == 0 else {}
 
-    claimed = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
+    claimed = run_on_all_ranks(votes, world.rank, "start/claim", take, lambda claims: claims[0])
     candidates = [ManifestId(generation, step) for generation, step in claimed["candidates"]]
     lease = leases[0] if leases else None
-    return Claim(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
+    return RunLease(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
 
 
 def load_claimed(
-    config: Config, world: World, votes: VoteBox, store: ObjectStore, claim: Claim, want: Wanted, on_event: OnEvent
+    config: Config,
+    world: World,
+    votes: VoteBox,
+    store: ObjectStore,
+    run_lease: RunLease,
+    want: Wanted,
+    on_event: OnEvent,
 ) -> Loaded | None:
     """Load the newest checkpoint of the claimed run that is whole, None where it has none.
 
@@ -188,7 +194,7 @@ def load_claimed(
             votes,
             rank=world.rank,
             world_size=world.world_size,
-            candidates=claim.candidates,
+            candidates=run_lease.candidates,
             tiers=config.checkpoint.tiers,
             want=want,
             on_event=on_event,
@@ -197,10 +203,10 @@ def load_claimed(
 
         @store_failures_exit_1()
         def still_ours() -> None:
-            if claim.lease is not None:
-                claim.lease.check()
+            if run_lease.lease is not None:
+                run_lease.lease.check()
 
-        together(votes, world.rank, "start/owner", still_ours)
+        run_on_all_ranks(votes, world.rank, "start/owner", still_ours)
         raise
 
 

@@ -21,7 +21,7 @@ from trainer.checkpoint.format.records import Manifest, encode
 from trainer.checkpoint.load.assemble import read_tensors
 from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.config import TierConfig
-from trainer.parallel.agree import Json, together
+from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
 from trainer.storage import ArchivedError, CorruptObjectError, ObjectStore, StorageError
 from trainer.storage.archive import refuse_archived
@@ -91,7 +91,7 @@ def load_latest(
         opened.append(Places(store, open_tiers(tiers, store.uri, on_event)))
         return {"ids": [[c.generation, c.step] for c in candidates]}
 
-    agreed = together(votes, rank, "load/candidates", begin, lambda answers: answers[0], timeout_s=timeout_s)
+    agreed = run_on_all_ranks(votes, rank, "load/candidates", begin, lambda answers: answers[0], timeout_s=timeout_s)
     skipped: list[str] = []
     for number, candidate in enumerate(ManifestId(*pair) for pair in agreed["ids"]):
         topic = f"load/{number}/{candidate.key}"
@@ -161,7 +161,7 @@ def _agree_on(
         tried.append(read())
         return asdict(tried[0].verdict)
 
-    outcome = together(votes, rank, topic, work, _agreement, timeout_s=timeout_s)
+    outcome = run_on_all_ranks(votes, rank, topic, work, _agreement, timeout_s=timeout_s)
     if tried[0].failure is not None:
         raise tried[0].failure
     if outcome["stop"]:
