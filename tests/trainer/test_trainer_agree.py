@@ -186,6 +186,21 @@ def test_rank_that_fails_between_decisions_ends_the_others(gone: int) -> None:
     assert [(type(error), error.reasons) for error in errors] == [(RankGoneError, {gone: "MemoryError: 8 GiB"})] * 2
 
 
+@pytest.mark.parametrize("kind", [KeyError, UserError])
+def test_own_failure_counts_before_a_rank_that_is_gone(kind: type[Exception]) -> None:
+    def work(rank: int, votes: CountedVotes) -> None:
+        def mine() -> None:
+            raise kind("width")
+
+        if rank == 2:
+            votes.leave(rank, "MemoryError")
+        else:
+            run_on_all_ranks(votes, rank, "topic", mine if rank else dict)
+
+    errors, _ = on_ranks(work, 3)
+    assert [type(error) for error in errors[:2]] == [RankGoneError, kind]
+
+
 @pytest.mark.parametrize("where", ["work", "reduce"])
 def test_rank_0_stays_until_the_others_know_why_it_ends(where: str) -> None:
     left, ends = threading.Event(), []

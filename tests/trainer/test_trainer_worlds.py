@@ -18,7 +18,7 @@ from tests.trainer.tiny_runs import commits, events, newest, records, train, wri
 from tests.trainer.tiny_task import Tiny, TinyOptions
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.config import Config, load
-from trainer.loop import micro_batches
+from trainer.loop import Progress, micro_batches
 from trainer.parallel import World
 from trainer.run.start import check_fit
 from trainer.step.passes import passes
@@ -108,6 +108,7 @@ def test_a_surplus_pass_is_the_ranks_first_one_again(tmp_path: Path) -> None:
         config=load(write_config(tmp_path, 8, 2), ["train.global_batch=6"]),
         task=task,
         passes=lambda count: passes(count, 1, 2),
+        progress=Progress(),
     )
     made = [(one.counts, batch["x"], torch.rand(4)) for one, batch, _ in micro_batches(training, 5)]
     (counts, *first), (surplus, *again) = made

@@ -56,17 +56,19 @@ def run_on_all_ranks(
 ) -> Json:
     """Do `work` on every rank, and return what `reduce` makes of the results (nothing by default).
 
-    If it fails anywhere, every rank raises all ranks' problems, each line once; a rank's defect also keeps its own trace.
+    If it fails anywhere, every rank raises all ranks' problems, each line once; a rank's defect also keeps its own trace. Where
+    the others cannot be reached any more, a rank raises its own failure rather than theirs.
     A rank that is interrupted (KeyboardInterrupt, SystemExit) posts that and leaves at once, without the others' results.
     """
-    defect: Exception | None = None
+    failure: Exception | None = None
     try:
         # What JSON cannot hold must fail here, too, and not in the post that the others wait for.
         value: Json = {"value": json.loads(json.dumps(work() or {}))}
     except UserError as error:
+        failure = error
         value = _refusal(error)
     except Exception as error:  # noqa: BLE001 -- the others must not wait for a rank that is about to leave
-        defect = error
+        failure = error
         value = _defect(rank, error)
     except BaseException as error:
         _post_interrupt(votes, rank, topic, error)
@@ -82,11 +84,15 @@ def run_on_all_ranks(
     try:
         return gather_and_decide(votes, rank, topic, value, reduced, timeout_s)
     except UserError:
-        if defect is None:
+        if failure is None or isinstance(failure, UserError):
             raise
         if rank == 0:
             _stay_until_heard(votes, topic, range(1, votes.world_size))
-        raise defect from None
+        raise failure from None
+    except VoteError:
+        if failure is None:
+            raise
+        raise failure from None
 
 
 def reason_of(error: BaseException) -> str:
