@@ -179,8 +179,6 @@ class ParallelConfig(Section):
     """Copies of the sharded model; None: as many as the ranks make."""
     reshard: bool = True
     """With shards: free a block's gathered weights after forward, and gather them again for backward."""
-    offload: bool = False
-    """With shards: keep them, and the optimizer's work, in the host's memory."""
     timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0
     """How long ranks wait for each other, at the start and in each exchange."""
     bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0

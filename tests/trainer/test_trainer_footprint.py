@@ -105,7 +105,6 @@ def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_as_it_is_made(mo
         ({"shard": 0}, None),
         ({"shard": 4}, "train.micro_batch"),
         ({}, "task.model (parameters)"),
-        ({"shard": 8, "offload": True}, "task.model (parameters)"),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig, PrecisionConfig
@@ -48,18 +48,13 @@ class Sharded:
             why = "has no dimension to shard"
             raise UserError(problem("parallel.shard", scalars[0], why, fix="give the parameter the shape [1]"))
         empty = any(parameter.is_meta for parameter in model.parameters())
-        options: dict[str, Any] = {
-            "mesh": self._mesh,
-            "mp_policy": mixed_precision(self._precision),
-        }
-        if self._config.offload:
-            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self._world.device.type == "cuda")
+        options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": mixed_precision(self._precision)}
         for block in source.blocks(model):
             fully_shard(block, reshard_after_forward=self._config.reshard, **options)
         # The root's own parameters are needed first in backward: gathering them twice would gain nothing.
         self._model = fully_shard(model, reshard_after_forward=False, **options)
         if empty:
-            model.to_empty(device="cpu" if self._config.offload else self._world.device)
+            model.to_empty(device=self._world.device)
             source.initialise(model)
         return model
 

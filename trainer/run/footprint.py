@@ -60,9 +60,8 @@ def check_memory(config: Config, need: Footprint | None, world: World, environ: 
     if gpu is None:
         _require(config, need, host, trained, need.activations, ranks)
     else:
-        offloaded = config.parallel.offload
-        _require(config, need, host, trained if offloaded else built, 0, ranks)
-        _require(config, need, gpu, 0 if offloaded else trained, need.activations, 1)
+        _require(config, need, host, built, 0, ranks)
+        _require(config, need, gpu, trained, need.activations, 1)
 
 
 def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
