@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.flight import FinishedSave
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.config import CheckpointConfig
+from trainer.parallel.shards import Axis
 from trainer.parallel.votes import StoreVotes, VoteBox, VoteTimeout
 from trainer.storage import ObjectStore
 from trainer.storage.folder import Folder
@@ -93,6 +94,7 @@ def checkpointer(
     rank: int = 0,
     world_size: int = 1,
     parent: ManifestId | None = None,
+    mesh: Sequence[Axis] | None = None,
     **options: Any,
 ) -> Iterator[Checkpointer]:
     """One rank's Checkpointer, with a settled lease of its own on rank 0 unless one is given; closed afterwards."""
@@ -109,6 +111,7 @@ def checkpointer(
         options=CheckpointConfig(**{"vote_timeout_s": PATIENCE_S, **options}),
         parent=parent,
         on_event=events,
+        mesh=mesh,
     )
     try:
         yield saver

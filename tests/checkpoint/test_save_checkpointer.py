@@ -34,6 +34,7 @@ from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import TierConfig
 from trainer.errors import LostRunError
+from trainer.parallel.shards import Axis
 from trainer.parallel.votes import StoreVotes
 from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
@@ -253,6 +254,15 @@ def test_shard_of_a_tensor_is_refused_and_whole_tensors_still_save(store: Object
         assert [line.path for line in refused.value.problems] == ["model/shard"]
         assert save_one(saver, 2).committed
     assert manifests_of(store) == [ManifestId(1, 2)]
+
+
+def test_shards_that_do_not_make_up_a_tensor_are_not_committed(store: ObjectStore) -> None:
+    """The other half would be on a second rank, which this job has not."""
+    with checkpointer(store, Events(), mesh=[Axis("dim 0", 2, 0)]) as saver, mesh_of_two() as mesh:
+        outcome = save_one(saver, 1, {"model/half": shard_on(mesh)})
+        assert not outcome.committed
+        assert "model/half" in outcome.detail
+    assert manifests_of(store) == []
 
 
 def test_closing_does_not_wait_for_a_save_in_flight_and_leaves_neither_threads_nor_a_child(store: ObjectStore) -> None:

@@ -39,7 +39,7 @@ from trainer.checkpoint.load.parts import (
     blocks_covering,
     fetch_blocks,
     ignore_event,
-    read_index,
+    read_indexes,
     read_manifest,
 )
 from trainer.storage import ObjectStore, open_store
@@ -64,7 +64,7 @@ class LustrainReader(StorageReader):
     def _open(self) -> None:
         self._places = Places(self._store)
         self._manifest = read_manifest(self._store, choose(read_history(self._store), self._store.uri, self._step))
-        self._indexes = [read_index(self._places, part, self._manifest.attempt) for part in self._manifest.parts]
+        self._indexes = read_indexes(self._places, self._manifest)
         self._chunks = {
             name.removeprefix(self._prefix): chunks
             for name, chunks in chunks_by_name(self._indexes).items()

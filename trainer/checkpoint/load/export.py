@@ -21,7 +21,7 @@ from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import ITEM_BYTES, Places, ignore_event, read_index, read_manifest
+from trainer.checkpoint.load.parts import ITEM_BYTES, Places, ignore_event, read_indexes, read_manifest
 from trainer.storage import ObjectStore
 
 MODEL = "model/"
@@ -72,7 +72,7 @@ def export(
     _require_free(out)
     places = Places(store)
     manifest = read_manifest(store, manifest_id)
-    indexes = [read_index(places, part, manifest.attempt) for part in manifest.parts]
+    indexes = read_indexes(places, manifest)
     entries = [chunks[0].entry for chunks in chunks_by_name(indexes).values()]
     weights = renamed([(e.name, e.dtype, prod(e.shape) * ITEM_BYTES[e.dtype]) for e in entries], names)
     shards = plan_shards(weights, shard_bytes)

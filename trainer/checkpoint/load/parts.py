@@ -323,6 +323,12 @@ def open_parts(places: Places, manifest: Manifest, on_event: OnEvent, threads: i
     return readers
 
 
+def read_indexes(places: Places, manifest: Manifest) -> list[RankIndex]:
+    """Read all ranks' indexes in parallel; CorruptObjectError as `read_index`."""
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        return list(pool.map(lambda part: read_index(places, part, manifest.attempt), manifest.parts))
+
+
 def fetch_blocks(wanted: Sequence[tuple[PartReader, int]], threads: int) -> None:
     """Fetch blocks of several parts in parallel; the first failure ends it and is raised."""
     with ThreadPoolExecutor(threads) as pool:

@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lustrain.problem import problem
+from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId, attempt_commit, data_key, index_key
 from trainer.checkpoint.format.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
 from trainer.checkpoint.lineage.lease import Lease
-from trainer.checkpoint.load.parts import check_parts
+from trainer.checkpoint.load.parts import Places, check_parts, read_indexes
 from trainer.checkpoint.save.writer import Stored
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
 
@@ -42,13 +43,16 @@ def manifest_of(
     )
 
 
-def commit(store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
+def commit(store: ObjectStore, lease: Lease, manifest: Manifest, *, check_cover: bool = False) -> Manifest:
     """Make a checkpoint out of stored parts; returns the manifest in the store, which may be one of an earlier try.
 
+    `check_cover` also reads what each rank says it stored, and refuses chunks that do not make up every tensor exactly once.
     Raises LostRunError when a newer job owns the run, StorageError when a part is missing or wrong, or the store does not
     serve. After a StorageError the put may still succeed: the checkpoint is then whole.
     """
     check_parts(store, manifest.parts)
+    if check_cover:
+        chunks_by_name(read_indexes(Places(store), manifest))
     lease.check()
     body = encode(manifest)
     try:

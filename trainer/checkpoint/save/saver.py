@@ -88,6 +88,7 @@ class Checkpointer:
         self._in_flight: list[Flight] = []
         self._outcomes: list[FinishedSave] = []
         self._last_commit = parent
+        self._cover_checked = False
         self._last_seconds = 0.0
         self._last_closed = -1
         self._lost: LostRunError | None = None
@@ -322,7 +323,10 @@ class Checkpointer:
         new = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.metadata)
         if self._before_commit is not None:
             self._before_commit(flight.step)
-        manifest = commit(self._store, self._lease, new)
+        # Once is enough: what each rank stores of which tensor does not change before the next start.
+        check_cover = self._staging.sharded and not self._cover_checked
+        manifest = commit(self._store, self._lease, new, check_cover=check_cover)
+        self._cover_checked = True
         earlier = manifest.attempt != attempt
         detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return SaveOutcome(True, detail, manifest.data_bytes)

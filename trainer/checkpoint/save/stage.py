@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,12 @@ class Staging:
             else:
                 self._free.append(staged.buffer)
             self._changed.notify_all()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether what was staged last has a tensor of which no rank holds everything."""
+        ranks = prod(axis.size for axis in self._mesh)
+        return any(chunk.replicas < ranks for chunk in self._held)
 
     @property
     def living(self) -> set[int]:
