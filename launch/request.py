@@ -257,7 +257,7 @@ def _micro_batches(config: Config, problems: list[Problem]) -> int:
 
 
 def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
-    """Return what is wrong where no number of nodes has as many ranks as the shards and the micro-batches permit."""
+    """Return the problem where no number of nodes fits both parallel.shard and a step's micro-batches."""
     ranks, micro_batches, shard = policy.ranks_per_node, policy.micro_batches_per_step, policy.ranks_per_replica
     if policy.min_nodes * ranks <= micro_batches:
         step = shard // math.gcd(shard, ranks)

@@ -175,8 +175,6 @@ class ParallelConfig(Section):
     shard: Annotated[int, Field(ge=0, le=2**20)] = 1
     """Ranks over which each parameter, its gradient and its optimizer state are sharded; 1 keeps them whole on every rank,
     0 shards over all ranks, however many there are."""
-    replicate: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """Copies of the sharded model; None: as many as the ranks make."""
     reshard: bool = True
     """With shards: free a block's gathered weights after forward, and gather them again for backward."""
     timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0

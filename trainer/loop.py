@@ -90,7 +90,8 @@ class Training:
     scaler: torch.amp.GradScaler
     watch: Watch
     sink: Sink
-    generation: int
+    generation: int = field(init=False)
+    """Of the run's lease; a roll back raises it."""
     progress: Progress = field(default_factory=Progress)
     history: bad_loss.History = field(default_factory=bad_loss.History)
     bad_step: bad_loss.BadStep | None = None
@@ -180,9 +181,9 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         digest += digest_of(batch) if micro.counts and config.metrics.batch_digest else 0
         on_device = {name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()}
         last = done == training.accumulation
-        with training.strategy.micro_batch(last=last), precision.autocast(config.precision, world.device):
-            loss = task.loss(training.wrapped, on_device)
         with training.strategy.micro_batch(last=last):
+            with precision.autocast(config.precision, world.device):
+                loss = task.loss(training.wrapped, on_device)
             weight = loss_scale if micro.counts else 0.0
             training.scaler.scale(loss.total * weight).backward()  # type: ignore[no-untyped-call]
         if micro.counts:
@@ -210,7 +211,7 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
             "start again: the run resumes before it"
         )
     if decision.action is bad_loss.Action.ROLL_BACK:
-        training.scaler.update()  # it refuses to unscale twice without
+        training.scaler.update()  # without this, the next unscale_ raises
         training.bad_step = bad_loss.BadStep(step, loss_mean, norm, decision.reason, decision.history)
         return {}, agreed
     training.history = decision.history
@@ -331,7 +332,7 @@ def out_of_patience(training: Training) -> bool:
 
 
 def warm_up(training: Training) -> None:
-    """With several ranks, one forward and backward whose gradients are dropped, in which DDP settles its buckets."""
+    """Give the strategy one forward and backward, whose gradients it drops, where it needs a warm-up."""
 
     def forward_and_backward() -> None:
         _, batch, _ = next(micro_batches(training, 1))

@@ -93,7 +93,7 @@ class Start:
     after_s: float = 0.0
     why: str = ""
     idle: tuple[str, ...] = ()
-    """Nodes that are available, and would be used if a step had more micro-batches, or they made up a replica."""
+    """Available nodes that are left out: too few micro-batches for their ranks, or no whole replica."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from tests.bench.harness import Row, interleaved, median, memcpy_seconds, run_be
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.config import CheckpointConfig
+from trainer.parallel.shards import Axis
 from trainer.parallel.votes import StoreVotes
 from trainer.storage.local import LocalStore
 
@@ -229,7 +230,7 @@ def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Starte
         store,
         StoreVotes(dist.HashStore(), 1),
         rank=0,
-        world_size=1,
+        mesh=[Axis("rank", 1, 0)],
         generation=lease.generation,
         lease=lease,
         options=CheckpointConfig(copy_threads=THREADS, keep_last=2),

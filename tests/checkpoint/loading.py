@@ -12,6 +12,7 @@ import torch
 from tests.checkpoint.written import sample_state, split_state, write_checkpoint
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import Manifest
+from trainer.checkpoint.load.assemble import Region
 from trainer.checkpoint.load.latest import Loaded, load_latest
 from trainer.config import TierConfig
 from trainer.parallel.votes import StoreVotes
@@ -24,7 +25,7 @@ OLD, NEW = ManifestId(1, 10), ManifestId(1, 20)
 def load_on(
     stores: list[ObjectStore],
     candidates: list[ManifestId],
-    want: Callable[[int, str], bool] = lambda rank, name: True,
+    want: Callable[[int, str], Region | bool] = lambda rank, name: True,
     tiers: tuple[TierConfig, ...] = (),
     on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
 ) -> list[Loaded | None]:

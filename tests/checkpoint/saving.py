@@ -105,13 +105,12 @@ def checkpointer(
         store,
         votes or StoreVotes(HashStore(), world_size),
         rank=rank,
-        world_size=world_size,
+        mesh=mesh or [Axis("rank", world_size, rank)],
         generation=lease.generation,
         lease=lease if rank == 0 else None,
         options=CheckpointConfig(**{"vote_timeout_s": PATIENCE_S, **options}),
         parent=parent,
         on_event=events,
-        mesh=mesh,
     )
     try:
         yield saver

@@ -17,6 +17,7 @@ from tests.checkpoint.saving import PATIENCE_S, VotesWithout, sample_tensors
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.config import CheckpointConfig
+from trainer.parallel.shards import Axis
 from trainer.storage import open_store
 
 
@@ -39,7 +40,7 @@ def main() -> None:
         store,
         votes,
         rank=rank,
-        world_size=world,
+        mesh=[Axis("rank", world, rank)],
         generation=votes.gather("generation", PATIENCE_S, ranks=[0])[0]["generation"],
         lease=lease,
         options=CheckpointConfig(vote_timeout_s=PATIENCE_S),

@@ -72,18 +72,23 @@ def test_blocks_in_a_codec_of_an_earlier_version_are_refused_and_not_misread(sto
         load_alone(store, [NEW])
 
 
-def test_a_rank_gets_only_what_it_wants_and_each_its_own(store: LocalStore) -> None:
-    ranks = split_state(sample_state(2), 2)
-    own = [torch.tensor([rank], dtype=torch.uint8) for rank in range(2)]
-    for rank in range(2):
-        ranks[rank][f"own/{rank}/rng"] = whole(own[rank])
-    write_checkpoint(store, NEW.step, ranks)
-    loaded = load_on(
-        [store] * 2, [NEW], lambda rank, name: not name.startswith("own/") or name.startswith(f"own/{rank}/")
-    )
+def test_each_rank_gets_what_it_wants_and_nothing_else(store: LocalStore) -> None:
+    write_checkpoint(store, NEW.step, split_state(sample_state(2), 2))
+    names = sorted(sample_state(2))
+    loaded = load_on([store] * 2, [NEW], lambda rank, name: names.index(name) % 2 == rank)
     for rank, got in enumerate(loaded):
         assert got is not None
-        assert_same(got.tensors, {**sample_state(2), f"own/{rank}/rng": own[rank]})
+        assert_same(got.tensors, {name: sample_state(2)[name] for name in names[rank::2]})
+
+
+def test_every_tensor_of_another_shape_is_named(store: LocalStore) -> None:
+    """Also where a rank's part has the same size as the whole that is stored."""
+    ranks = [{"a": whole(torch.ones(4, 8)), "b": whole(torch.ones(3)), "c": whole(torch.ones(2))}]
+    write_checkpoint(store, NEW.step, ranks)
+    regions = {"a": Region((0, 0), (4, 8), (8, 8)), "b": Region((0,), (3,), (6,)), "c": Region((0,), (1,), (2,))}
+    with pytest.raises(UserError) as refused:
+        load_on([store] * 2, [NEW], lambda rank, name: regions[name])
+    assert [line.split(" = ")[0] for line in refused.value.problems] == ["a", "b"]
 
 
 @st.composite

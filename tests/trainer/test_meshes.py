@@ -18,7 +18,7 @@ CLOSE = 1e-5
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def runs(request: pytest.FixtureRequest, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> MeshRuns:
-    """On each mesh one run without an interruption, and one that ends after step 4."""
+    """On each mesh one uninterrupted run."""
     made = MeshRuns(fork_server, tmp_path_factory.mktemp("meshes"), tied=request.param)
     for mesh in MESHES:
         made.train(mesh, mesh)
@@ -53,11 +53,9 @@ def test_run_that_is_killed_ends_with_the_same_bits(runs: MeshRuns, fork_server:
 def test_any_mesh_goes_on_from_any_other(runs: MeshRuns, saved: str, resumed: str) -> None:
     run = f"{saved}-to-{resumed}"
     runs.train(run, saved, "train.steps=4")
-    before = runs.tensors(run)
 
     runs.train(run, resumed)
     for mine, ones in zip(runs.steps(run), runs.steps("one"), strict=True):
         assert mine == pytest.approx(ones, rel=CLOSE)
-    assert before.keys() == runs.tensors(run).keys()
     began = [event["event"] for event in read_events(open_store(f"{runs.folder}/{run}"))]
     assert began.count("resumed") == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,13 @@ from tests.fork_server import ForkServer
 from tests.trainer.meshes import MeshRuns, equal
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
-from trainer.config import ParallelConfig, PrecisionConfig
-from trainer.parallel import ddp, fsdp
+from trainer.config import Config, ParallelConfig, PrecisionConfig
+from trainer.parallel import choose, fsdp
 from trainer.parallel.mesh import ParallelDims, mesh_problems
+
+CONFIG = Config.model_validate(
+    {"run": {"uri": "run"}, "task": {"name": "t"}, "train": {"steps": 1, "global_batch": 2, "micro_batch": 1}}
+)
 
 
 @pytest.mark.slow
@@ -32,23 +38,17 @@ def test_sharded_run_has_one_ranks_losses_and_resumes_to_the_bit(fork_server: Fo
 
 
 @pytest.mark.parametrize(
-    ("shard", "replicate", "ranks", "paths"),
+    ("shard", "ranks", "paths"),
     [
-        (1, None, 3, []),
-        (3, None, 6, []),
-        (3, 2, 6, []),
-        (0, None, 5, []),
-        (0, 1, 5, []),
-        (4, None, 6, ["parallel.shard"]),
-        (8, None, 6, ["parallel.shard"]),
-        (2, 2, 6, ["parallel.replicate"]),
-        (0, 2, 4, ["parallel.replicate"]),
+        (1, 3, []),
+        (3, 6, []),
+        (0, 5, []),
+        (4, 6, ["parallel.shard"]),
+        (8, 6, ["parallel.shard"]),
     ],
 )
-def test_mesh_that_the_ranks_cannot_make_is_named(
-    shard: int, replicate: int | None, ranks: int, paths: list[str]
-) -> None:
-    config = ParallelConfig.model_validate({"shard": shard, "replicate": replicate})
+def test_mesh_that_the_ranks_cannot_make_is_named(shard: int, ranks: int, paths: list[str]) -> None:
+    config = ParallelConfig(shard=shard)
     assert [line.path for line in mesh_problems(config, ranks)] == paths
 
 
@@ -59,9 +59,16 @@ def test_ranks_of_a_replica_are_neighbours() -> None:
     assert {(one.data_rank, one.data_size) for one in dims} == {(rank, 6) for rank in range(6)}
 
 
-def test_options_of_ddp_are_refused_where_parameters_are_sharded() -> None:
+def problems_of(config: ParallelConfig) -> Sequence[Any]:
+    world = parallel.World(0, 2, 0, torch.device("cpu"), torch.distributed.HashStore())
+    return choose.problems(CONFIG.model_copy(update={"parallel": config}), world)
+
+
+def test_options_of_the_other_strategy_are_refused() -> None:
     config = ParallelConfig(shard=2, comm_hook="bf16", bucket_mb=5.0)
-    assert [line.path for line in ddp.unused(config)] == ["parallel.bucket_mb", "parallel.comm_hook"]
+    assert [line.path for line in problems_of(config)] == ["parallel.bucket_mb", "parallel.comm_hook"]
+    assert [line.path for line in problems_of(ParallelConfig(reshard=False))] == ["parallel.reshard"]
+    assert problems_of(ParallelConfig(shard=2, reshard=False)) == problems_of(ParallelConfig(comm_hook="fp16")) == []
 
 
 def test_gradients_are_reduced_in_fp32_whatever_is_computed_in() -> None:

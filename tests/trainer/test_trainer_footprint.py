@@ -99,24 +99,25 @@ def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_as_it_is_made(mo
 
 
 @pytest.mark.parametrize(
-    ("parallel", "path"),
+    ("parallel", "whole", "path"),
     [
-        ({"shard": 8}, None),
-        ({"shard": 0}, None),
-        ({"shard": 4}, "train.micro_batch"),
-        ({}, "task.model (parameters)"),
+        ({"shard": 8}, False, None),
+        ({"shard": 0}, False, None),
+        ({"shard": 8}, True, "task.model (parameters)"),
+        ({"shard": 4}, False, "train.micro_batch"),
+        ({}, False, "task.model (parameters)"),
     ],
     ids=str,
 )
 def test_shards_divide_what_a_rank_holds(
-    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, object], path: str | None
+    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, object], whole: bool, path: str | None
 ) -> None:
     monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 32 * GB))
     monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 80 * GB, 80 * GB))
     world, eight = World(0, 8, 0, torch.device("cuda", 0), HashStore()), Footprint(8 * 10**9, 60 * GB, "task.model")
     config = CONFIG.model_copy(update={"parallel": ParallelConfig.model_validate(parallel)})
     with pytest.raises(UserError) if path else nullcontext() as refused:
-        check_memory(config, eight, world, {"LOCAL_WORLD_SIZE": "8"})
+        check_memory(config, eight, world, {"LOCAL_WORLD_SIZE": "8"}, built_whole=whole)
     assert path is None or [line.path for line in refused.value.problems] == [path]
 
 

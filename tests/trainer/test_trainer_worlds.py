@@ -150,14 +150,3 @@ def test_random_streams_in_an_earlier_checkpoint_are_ignored(tmp_path: Path) -> 
     assert events(run, "resumed")[0]["weights_crc64nvme"] == EARLIER_WEIGHTS
     assert commits(run) == [ManifestId(1, 6), ManifestId(2, 8)]
     assert {name.split("/")[0] for name in newest(run)[1]} == {"model", "optim"}
-
-
-@pytest.mark.slow
-def test_numbers_that_a_task_draws_do_not_depend_on_the_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
-    config = write_config(tmp_path, 6, 2, more="[metrics]\nbatch_digest = true\n")
-    assert train(config, f"run.uri={tmp_path}/1") == 0
-    job = fork_server.start(words(config, f"run.uri={tmp_path}/2"), 2)
-    assert job.wait() == [0, 0], job.said()
-    one, two = ([record["batch_digest"] for record in records(tmp_path / name)] for name in ("1", "2"))
-    assert len(one) == 6
-    assert one == two

@@ -26,7 +26,7 @@ Reduce = Callable[[dict[int, Json]], Json]
 def gather_and_decide(votes: VoteBox, rank: int, topic: str, value: Json, reduce: Reduce, timeout_s: float) -> Json:
     """Return what `reduce` makes, on rank 0, of every rank's answer; the same on every rank.
 
-    A UserError of `reduce` is raised on every rank; of anything else that goes wrong in it the others raise a line.
+    A UserError of `reduce` is raised on every rank; any other error on rank 0, and as one line on the others.
     On every rank VoteTimeout when one is silent for `timeout_s`, RankGoneError when one has left.
     """
     votes.post(topic, rank, value)
@@ -102,7 +102,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _post_decision(votes: VoteBox, topic: str, reduce: Reduce, timeout_s: float) -> None:
-    """Post rank 0's outcome; what is no UserError is raised here too, once the others have read it."""
+    """Post rank 0's outcome; other errors than UserErrors are also raised here, once the others have read it."""
     try:
         votes.post(_outcome(topic), 0, {"value": reduce(votes.gather(topic, timeout_s))})
     except UserError as error:

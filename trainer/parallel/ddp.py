@@ -1,4 +1,4 @@
-"""DistributedDataParallel with its real options, and what it leaves to the caller: when to synchronise, and settling."""
+"""DistributedDataParallel with its real options, and what it leaves to the caller: when to synchronise, and its warm-up."""
 
 from __future__ import annotations
 
@@ -28,26 +28,12 @@ NO_BUFFER_SYNC: dict[str, Any] = (
 """Buffers are constant tables here, so sending them before each forward would be waste; torch 2.13 renamed the switch."""
 
 
-OPTIONS = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "comm_hook")
-
-
 def problems(config: ParallelConfig, *, device: torch.device) -> Sequence[str]:
     """Return one line for each option that DDP refuses on this device."""
     if config.comm_hook != "bf16" or device.type != "cpu":
         return ()
     why = "torch sums bf16 gradients with NCCL or XCCL only, not between CPUs"
     return [problem("parallel.comm_hook", "bf16", why, allowed="none, fp16", fix="another hook, or a GPU")]
-
-
-def unused(config: ParallelConfig) -> Sequence[str]:
-    """Return one line for each of DDP's options that is set although parameters are sharded."""
-    defaults = ParallelConfig()
-    why = f"belongs to DistributedDataParallel, and parallel.shard = {config.shard} uses FSDP2"
-    return [
-        problem(f"parallel.{key}", getattr(config, key), why, fix="leave it out")
-        for key in OPTIONS
-        if getattr(config, key) != getattr(defaults, key)
-    ]
 
 
 class Replicated:

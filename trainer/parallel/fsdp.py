@@ -1,7 +1,7 @@
 """FSDP2: each rank holds a shard of every parameter, gradient and optimizer state; a unit is whole only while it computes.
 
-The order is fixed: recomputation and compilation, then sharding, then weights, then the optimizer. One that is made before
-sharding trains nothing, without an error.
+The order is fixed: recomputation and compilation, then sharding, then weights, then the optimizer. An optimizer that is made
+before sharding trains nothing, and raises no error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sharded:
         return source.empty_model() or source.build_model()
 
     def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
-        """Shard the model in place, block by block, and give it its weights; no rank holds all of them.
+        """Shard the model in place, block by block, and give it its weights; with an `empty_model` no rank holds all of them.
 
         UserError for what sharding cannot do: parameters without dimensions, batch normalisation.
         """
@@ -50,8 +50,9 @@ class Sharded:
         empty = any(parameter.is_meta for parameter in model.parameters())
         options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": mixed_precision(self._precision)}
         for block in source.blocks(model):
-            fully_shard(block, reshard_after_forward=self._config.reshard, **options)
-        # The root's own parameters are needed first in backward: gathering them twice would gain nothing.
+            if block is not model:
+                fully_shard(block, reshard_after_forward=self._config.reshard, **options)
+        # The output layer is needed first in backward; what else lies outside of blocks stays gathered with it.
         self._model = fully_shard(model, reshard_after_forward=False, **options)
         if empty:
             model.to_empty(device=self._world.device)

@@ -33,7 +33,7 @@ class ParallelDims:
 
     @property
     def data_rank(self) -> int:
-        """Counts the ranks that take batches of their own; all do, sharded or not."""
+        """This rank's number among those that take their own batches: all of them, sharded or not."""
         return self.rank
 
     @property
@@ -69,9 +69,4 @@ def mesh_problems(config: ParallelConfig, world_size: int) -> Sequence[str]:
         why = f"does not divide the {world_size} ranks"
         fix = "another number of ranks, or another value"
         return [problem("parallel.shard", shard, why, allowed=f"0, {allowed}", fix=fix)]
-    if config.replicate is not None and config.replicate * shard != world_size:
-        why = f"with parallel.shard = {shard} makes {config.replicate * shard} ranks, and {world_size} are there"
-        return [
-            problem("parallel.replicate", config.replicate, why, allowed=str(world_size // shard), fix="leave it out")
-        ]
     return []

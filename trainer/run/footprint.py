@@ -26,7 +26,7 @@ from trainer.tasks import Footprint
 TRAINED_BYTES = 16
 """Per parameter: fp32 weight, gradient and AdamW's two moments (https://arxiv.org/abs/1910.02054, section 3.1, all in fp32)."""
 BUILT_BYTES = 4
-"""Per parameter: a model is made on the CPU in fp32, on every rank, before it moves to a GPU."""
+"""Per parameter: without shards, or without an `empty_model`, each rank makes the model on the CPU in fp32."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,25 @@ class NoMemoryError(UserError):
     everywhere = True
 
 
-def check_memory(config: Config, need: Footprint | None, world: World, environ: Mapping[str, str] = os.environ) -> None:
+def check_memory(
+    config: Config,
+    need: Footprint | None,
+    world: World,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    built_whole: bool = True,
+) -> None:
     """UserError when the training cannot fit: exit code 2 where it never can, 1 where others hold the memory now.
 
-    `need` None: the Task does not know, and nothing is checked.
+    `need` None: the Task does not know, and nothing is checked. `built_whole`: the Task cannot make an empty model to shard.
     """
     if need is None:
         return
     ranks = ranks_here(world.world_size, environ)
     host, gpu = host_memory(), gpu_memory(world.device)
     shard = ParallelDims.of(config.parallel, world).shard
-    # Of what is sharded a rank holds its part, from the beginning; blocks that are gathered to compute with come on top.
-    trained, built = TRAINED_BYTES / shard, BUILT_BYTES if shard == 1 else 0
+    # Blocks that are gathered to compute with come on top.
+    trained, built = TRAINED_BYTES / shard, BUILT_BYTES if shard == 1 or built_whole else 0
     if gpu is None:
         _require(config, need, host, trained, need.activations, ranks)
     else:

@@ -119,7 +119,8 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
     @proven_settings_exit_1()
     def work() -> Json:
         open_data(config, task, Ranks(world.rank, world.world_size, world.local_rank, ranks_here(world.world_size)))
-        check_memory(config, task.footprint(config.train.micro_batch), world)
+        need = task.footprint(config.train.micro_batch)
+        check_memory(config, need, world, built_whole=task.empty_model() is None)
         return task.fingerprint()
 
     run_on_all_ranks(votes, world.rank, "start/data", work, require_alike)

@@ -1,7 +1,6 @@
 """A step whose loss or gradient is not finite, or spikes: stop, skip it, or roll back. A pure decision; others carry it out.
 
-Every rank decides alike, since all of them see the same numbers: the loss is reduced over the ranks, and the norm is that of
-gradients which are.
+Every rank decides alike: the loss is summed over the ranks, and the norm is that of the whole gradient.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class BadStep:
 def decide(rules: BadLossConfig, history: History, loss: float, norm: float, *, scaled: bool) -> Decision:
     """Decide about a step with this mean loss and gradient norm.
 
-    With a loss scaler (`scaled`) an infinite norm is an everyday matter, and the scaler's: the history does not count it.
+    With a loss scaler (`scaled`) the scaler handles an infinite norm, and the history does not count it.
     """
     overflowed = scaled and math.isfinite(loss) and not math.isfinite(norm)
     if overflowed:
@@ -130,7 +129,7 @@ def is_spike(value: float, earlier: Sequence[float], rules: BadLossConfig) -> bo
     if len(earlier) < max(2, rules.spike_window // 2):
         return False
     mean = math.fsum(earlier) / len(earlier)
-    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in earlier) / (len(earlier) - 1))
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in earlier) / (len(earlier) - 1))
     return value - mean > rules.spike_deviations * deviation
 
 

@@ -11,8 +11,8 @@ from lustrain.problem import UserError, problem
 from trainer.parallel.shards import is_sharded
 
 
-def bytes_of(tensor: Tensor) -> Hashable:
-    """Return where the elements lie and how they are read: equal only for tied tensors, which cannot differ anywhere.
+def tie_key(tensor: Tensor) -> Hashable:
+    """Return a key that only tied tensors share: where their elements lie, and how these are read.
 
     A tensor without elements has no place in memory and is tied to nothing. Shards are tied where they are the same object:
     a rank may hold no element of one.
@@ -27,15 +27,15 @@ def bytes_of(tensor: Tensor) -> Hashable:
 
 def require_model_saved(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """UserError unless each entry of the state_dict and each parameter is in `saved`, by name or as a tie of what is."""
-    places = {bytes_of(tensor) for tensor in saved.values()}
+    places = {tie_key(tensor) for tensor in saved.values()}
     lost = [
         f"model/{name}"
         for name, value in model.state_dict(keep_vars=True).items()
-        if f"model/{name}" not in saved and not (isinstance(value, Tensor) and bytes_of(value) in places)
+        if f"model/{name}" not in saved and not (isinstance(value, Tensor) and tie_key(value) in places)
     ]
     # Wrappers may call a parameter otherwise than its entry in the state_dict.
     lost += [
-        f"model/{name}" for name, value in model.named_parameters() if value.numel() and bytes_of(value) not in places
+        f"model/{name}" for name, value in model.named_parameters() if value.numel() and tie_key(value) not in places
     ]
     if lost:
         why = "would be missing in every checkpoint: it is no tensor, or the model's state_dict leaves it out"

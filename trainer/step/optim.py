@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 from lustrain.problem import UserError, problem
 from trainer.config import OptimizerConfig
 from trainer.parallel.shards import is_sharded, local_chunk, require_dense
-from trainer.step.completeness import bytes_of, require_model_saved, require_state_saved
+from trainer.step.completeness import require_model_saved, require_state_saved, tie_key
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 """Device types for which torch has a fused AdamW kernel that we use (torch.utils._foreach_utils lists them)."""
@@ -90,7 +90,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
             continue
-        if (place := bytes_of(tensor)) not in places:
+        if (place := tie_key(tensor)) not in places:
             places.add(place)
             # detach() would make another DTensor of it, and only the same one is known to be tied.
             tensors[f"model/{name}"] = tensor if is_sharded(tensor) else tensor.detach()
@@ -123,7 +123,7 @@ def load_in_place(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) ->
     """
     problems = []
     for name, target in targets.items():
-        wanted = f"{_kind(target)}"
+        wanted = _kind(target)
         if name not in saved:
             problems.append(
                 f"{name} is missing in the checkpoint: the model or the optimizer has changed; needed: {wanted}"
@@ -147,7 +147,7 @@ def clip_(parameters: Sequence[Tensor], max_norm: float, *, scale: float) -> flo
     if not grads:
         return 0.0
     total = get_total_norm(grads)
-    # Of a DTensor float() is what this rank has of it, and that need not be the sum.
+    # float() of a DTensor is this rank's part, not the norm over all shards.
     norm = float(total.full_tensor() if is_sharded(total) else total) * scale
     if not math.isfinite(norm):
         return norm

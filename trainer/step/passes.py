@@ -15,7 +15,7 @@ class Pass(NamedTuple):
 
 
 def passes(micro_batches: int, rank: int, ranks: int) -> list[Pass]:
-    """Return a rank's passes over micro-batches 0 .. `micro_batches` - 1; both numbers are at least 1.
+    """Return a rank's passes over micro-batches 0 .. `micro_batches` - 1; `micro_batches` and `ranks` are at least 1.
 
     A surplus pass repeats the rank's own first micro-batch, or the last of all where it has none. Seeded by its number, it
     computes what a pass that counts computes as well. So it brings no infinity into a step that has none, and weight 0 makes

@@ -122,7 +122,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
-        """Return the summed loss of a batch on the model's device; must call `model(...)`, which may be wrapped by DDP."""
+        """Return the summed loss of a batch on the model's device; must call `model(...)`, which may be wrapped or sharded."""
 
     @abstractmethod
     def tokens_per_sample(self) -> int:

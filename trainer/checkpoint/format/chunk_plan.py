@@ -57,10 +57,10 @@ def plan_chunks(held: Sequence[HeldChunk]) -> tuple[Entry, ...]:
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"tensor names must be unique: {', '.join(twice)}")
-    groups: dict[tuple[int, int, tuple[str, ...]], list[HeldChunk]] = {}
+    groups: dict[tuple[int, tuple[str, ...]], list[HeldChunk]] = {}
     for chunk in sorted(held, key=lambda chunk: chunk.tensor.name):
         # The axes tell groups apart that have as many replicas on other ranks: each has to be cut alike on all of its own.
-        groups.setdefault((-chunk.replicas, -len(chunk.replica_axes), chunk.replica_axes), []).append(chunk)
+        groups.setdefault((-chunk.replicas, chunk.replica_axes), []).append(chunk)
     return tuple(_placed(entry for _, group in sorted(groups.items()) for entry in _cut_rows(group)))
 
 

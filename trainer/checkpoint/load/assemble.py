@@ -9,6 +9,7 @@ from math import prod
 
 import torch
 
+from lustrain.problem import UserError
 from trainer.checkpoint.format.chunks import Chunk, chunks_by_name
 from trainer.checkpoint.format.records import Entry
 from trainer.checkpoint.load.memory import fresh_memory
@@ -17,7 +18,7 @@ from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_coverin
 
 @dataclass(frozen=True)
 class Region:
-    """`lengths` elements from `offsets` on, along each dimension, of a tensor of `shape` where that is known."""
+    """`lengths` elements from `offsets` on, along each dimension, of a tensor that has to have `shape` (None: any)."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -42,23 +43,31 @@ def read_tensors(readers: Sequence[PartReader], want: Wanted, threads: int) -> d
     """Read what is wanted, verified and in parallel, into writable host memory.
 
     What lies in one piece in one part is a view of that part's memory, which lives as long as any of its views; everything else
-    is copied together. Bytes that share a block with wanted ones are verified too. Only the blocks that hold wanted rows are
-    read. Of a tensor that has another shape than its region says all is read, for the caller to refuse by its size. ValueError
-    for a region that does not lie inside its tensor.
+    is copied into memory of its own. Only the blocks that hold wanted rows are read, and verified as a whole. UserError names
+    every tensor of another shape than its region says; ValueError is for a region outside its tensor.
     """
+    misfits: list[str] = []
     planned: dict[str, tuple[Chunk, Region, list[_Read]]] = {}
     for name, chunks in chunks_by_name([reader.index for reader in readers]).items():
         wanted = want(name)
         if wanted is not False:
             stored = chunks[0].entry
-            region = Region((0,) * len(stored.shape), stored.shape)
-            if wanted is not True and wanted.shape in (None, stored.shape):
-                region = wanted
+            region = Region((0,) * len(stored.shape), stored.shape) if wanted is True else wanted
+            if region.shape not in (None, stored.shape):
+                misfits.append(misfit(name, stored.dtype, stored.shape, f"{stored.dtype}{list(region.shape or ())}"))
+                continue
             planned[name] = (chunks[0], region, _reads(name, chunks, region))
+    if misfits:
+        raise UserError(misfits)
     fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
     with ThreadPoolExecutor(threads) as pool:
         done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
         return dict(zip(planned, done, strict=True))
+
+
+def misfit(name: str, dtype: str, shape: Sequence[int], needed: str) -> str:
+    """Return the line about a stored tensor that is of another kind than what it is to be loaded into."""
+    return f"{name} = {dtype}{list(shape)} in the checkpoint: does not fit; needed: {needed}"
 
 
 def rows_holding(entry: Entry, region: Region) -> tuple[Entry, Region]:
@@ -120,12 +129,12 @@ def _reads(name: str, chunks: Sequence[Chunk], region: Region) -> list[_Read]:
         lengths = tuple(end - begin for begin, end in zip(first, last, strict=True))
         if any(length <= 0 for length in lengths):
             continue
-        rows, inside = rows_holding(entry, Region(_less(first, entry.offsets), lengths))
-        reads.append(_Read(chunk.part, rows, inside, Region(_less(first, region.offsets), lengths)))
+        rows, inside = rows_holding(entry, Region(_relative_to(first, entry.offsets), lengths))
+        reads.append(_Read(chunk.part, rows, inside, Region(_relative_to(first, region.offsets), lengths)))
     return reads
 
 
-def _less(ats: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
+def _relative_to(ats: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
     return tuple(at - begin for at, begin in zip(ats, begins, strict=True))
 
 

@@ -58,18 +58,17 @@ class Checkpointer:
         votes: VoteBox,
         *,
         rank: int,
-        world_size: int,
+        mesh: Sequence[Axis],
         generation: int,
         lease: Lease | None,
         options: CheckpointConfig,
         parent: ManifestId | None,
         on_event: Callable[[str, dict[str, Any]], None],
         before_commit: Callable[[int], object] | None = None,
-        mesh: Sequence[Axis] | None = None,
     ) -> None:
         """`lease` is rank 0's, `parent` the checkpoint that this generation began from.
 
-        `mesh` is the job's device mesh with this rank's place in it; None where every rank holds every tensor whole.
+        `mesh` is the job's device mesh with this rank's place in it.
         `before_commit` is called on rank 0 with the step whose manifest comes next, in a thread that may wait.
         """
         if rank == 0 and lease is None:
@@ -80,7 +79,7 @@ class Checkpointer:
         self._before_commit = before_commit
         in_order = sorted(options.tiers, key=lambda tier: tier.kind != "memory")
         self._tiers = tuple(tier_root(tier.path, store.uri) for tier in in_order)
-        self._staging = Staging(mesh or [Axis("rank", world_size, rank)], options.copy_threads)
+        self._staging = Staging(mesh, options.copy_threads)
         self._writer = WriterProcess()
         self._restarts_reported = 0
         self._calls = 0
