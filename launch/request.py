@@ -139,6 +139,7 @@ def resolve_request(
     ranks = nproc or backend.default_ranks(target, problems) or 1
     options = backend.options(flags, target, problems)
     micro_batches = _micro_batches(config, problems)
+    problems += config.parallel.unused()
     policy = RestartPolicy(
         min_nodes=min_nodes,
         max_nodes=max_nodes,

@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lustrain import schema
-from lustrain.problem import UserError, problem
+from lustrain.problem import Problem, UserError, problem
 
 LONGEST_S = 7 * 86_400.0
 """A week. Python's waits end in OverflowError beyond 2^63 ns, and torch's timeouts are counted in milliseconds."""
@@ -168,6 +168,10 @@ class PrecisionConfig(Section):
     fp16_initial_scale: Annotated[float, Field(ge=FP32_SMALLEST, le=FP32_LARGEST, allow_inf_nan=False)] = 65536.0
 
 
+DDP_ONLY = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "comm_hook")
+FSDP_ONLY = ("reshard",)
+
+
 class ParallelConfig(Section):
     """How the ranks share the model: whole on each (DistributedDataParallel), or sharded (FSDP2)."""
 
@@ -183,6 +187,14 @@ class ParallelConfig(Section):
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     comm_hook: Literal["none", "bf16", "fp16"] = "none"
+
+    def unused(self) -> list[Problem]:
+        """Return a problem for each setting of the way to share the model that `shard` does not choose."""
+        sharded = self.shard != 1
+        owner, keys = ("DistributedDataParallel", DDP_ONLY) if sharded else ("FSDP2", FSDP_ONLY)
+        why = f"belongs to {owner}, which parallel.shard = {self.shard} does not use"
+        changed = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+        return [problem(f"parallel.{key}", getattr(self, key), why, fix="leave it out") for key in changed]
 
 
 class TierConfig(Section):

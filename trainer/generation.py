@@ -75,7 +75,7 @@ def roll_back(training: Training, owned: OwnedRun) -> None:
     left, offset = owned.run_lease.generation, training.progress.data_offset
     # The topics of a start are used once per store.
     votes = StoreVotes(PrefixStore(f"after-{left}", world.store), world.world_size)
-    owned.run_lease = claim_again(owned.run_lease, world, votes, owned.store, bad.step, config.bad_loss.rollback_steps)
+    owned.run_lease = claim_again(owned.run_lease, world, votes, owned.store, bad, config.bad_loss.rollback_steps)
     begin_generation(training, owned, votes)
     to_step = training.progress.step
     training.progress.data_offset = bad.data_offset(

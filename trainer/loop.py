@@ -205,10 +205,11 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     loss_mean = agreed.loss_sum / max(agreed.count, 1.0)
     decision = bad_loss.decide(config.bad_loss, training.history, loss_mean, norm, scaled=training.scaler.is_enabled())
     if decision.action is bad_loss.Action.STOP:
+        other_precision = "use precision.mode = bf16 or fp32, " if config.precision.mode == "fp16" else ""
         raise BadLossError(
             f"step {step}: loss = {loss_mean}, gradient norm = {norm}: {decision.reason}; nothing of this step was applied or "
-            "saved; fix: lower optimizer.lr, use precision.mode = bf16 or fp32, or change bad_loss.action or its limits, then "
-            "start again: the run resumes before it"
+            f"saved; fix: lower optimizer.lr, {other_precision}or change bad_loss.action or its limits, then start again: the "
+            "run resumes before it"
         )
     if decision.action is bad_loss.Action.ROLL_BACK:
         training.scaler.update()  # without this, the next unscale_ raises

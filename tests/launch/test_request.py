@@ -163,6 +163,14 @@ def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: s
     assert only.startswith(line)
 
 
+def test_setting_of_ddp_beside_shards_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings("runs/first"))
+    sharded = load(tmp_path / "config.toml", ["parallel.shard=2", "parallel.bucket_mb=7.0"])
+    with pytest.raises(UserError) as refused:
+        resolve(TrainFlags("config.toml", nproc="2"), sharded, None)
+    assert [line.path for line in refused.value.problems] == ["parallel.bucket_mb"]
+
+
 def test_a_batch_without_whole_micro_batches_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         request_of(tmp_path, None, {"global_batch": 5})

@@ -61,7 +61,7 @@ def test_ranks_of_a_replica_are_neighbours() -> None:
 
 def problems_of(config: ParallelConfig) -> Sequence[Any]:
     world = parallel.World(0, 2, 0, torch.device("cpu"), torch.distributed.HashStore())
-    return choose.problems(CONFIG.model_copy(update={"parallel": config}), world)
+    return list(choose.problems(CONFIG.model_copy(update={"parallel": config}), world))
 
 
 def test_options_of_the_other_strategy_are_refused() -> None:

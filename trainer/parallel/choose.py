@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lustrain.problem import problem
-from trainer.config import Config, ParallelConfig
+from trainer.config import Config
 from trainer.parallel import ddp
 from trainer.parallel.mesh import ParallelDims, mesh_problems
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-
-DDP_ONLY = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "comm_hook")
-FSDP_ONLY = ("reshard",)
 
 
 def choose_strategy(config: Config, world: World) -> Strategy:
@@ -31,17 +27,5 @@ def problems(config: Config, world: World) -> Sequence[str]:
     lines = mesh_problems(config.parallel, world.world_size)
     if lines:
         return lines
-    if config.parallel.shard == 1:
-        return [*unused(config.parallel, FSDP_ONLY, "FSDP2"), *ddp.problems(config.parallel, device=world.device)]
-    return unused(config.parallel, DDP_ONLY, "DistributedDataParallel")
-
-
-def unused(config: ParallelConfig, keys: Sequence[str], owner: str) -> Sequence[str]:
-    """Return one line for each of these settings that is set although `owner` is not what `parallel.shard` chooses."""
-    defaults = ParallelConfig()
-    why = f"belongs to {owner}, which parallel.shard = {config.shard} does not use"
-    return [
-        problem(f"parallel.{key}", getattr(config, key), why, fix="leave it out")
-        for key in keys
-        if getattr(config, key) != getattr(defaults, key)
-    ]
+    unused = config.parallel.unused()
+    return unused or ([] if config.parallel.shard != 1 else ddp.problems(config.parallel, device=world.device))

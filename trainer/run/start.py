@@ -30,6 +30,7 @@ from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
 from trainer.run.footprint import check_memory, ranks_here
 from trainer.step import precision, schedule
+from trainer.step.bad_loss import BadStep
 from trainer.storage import ObjectMissingError, ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
 from trainer.tasks import Task
 
@@ -183,9 +184,9 @@ class NothingToRollBackToError(UserError):
 
 
 def claim_again(
-    run_lease: RunLease, world: World, votes: VoteBox, store: ObjectStore, bad_step: int, steps: int
+    run_lease: RunLease, world: World, votes: VoteBox, store: ObjectStore, bad: BadStep, steps: int
 ) -> RunLease:
-    """Take the claimed run as its own successor, to go on from a checkpoint about `steps` steps before `bad_step`.
+    """Take the claimed run as its own successor, to go on from a checkpoint about `steps` steps before the bad one.
 
     NothingToRollBackToError where there is none, LostRunError when a newer job owns the run.
     """
@@ -196,11 +197,11 @@ def claim_again(
         if run_lease.lease is None:
             return {}
         live = live_manifests(committed(store), run_lease.lease.lineage, run_lease.generation)
-        candidates = rollback_candidates(live, bad_step, steps)
+        candidates = rollback_candidates(live, bad.step, steps)
         if not candidates:
             raise NothingToRollBackToError(
-                f"step {bad_step} is bad, and the run has no checkpoint to roll back to; fix: lower optimizer.lr, or save "
-                "sooner (checkpoint.every_steps), then start again: the run begins anew"
+                f"step {bad.step}: loss = {bad.loss}, gradient norm = {bad.grad_norm}: {bad.reason}, and the run "
+                "has no checkpoint to roll back to; fix: lower optimizer.lr, or save sooner (checkpoint.every_steps), then start again"
             )
         lease = run_lease.lease.succeed()
         leases.append(lease)
