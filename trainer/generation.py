@@ -112,7 +112,9 @@ def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
             restore(training, {name: shard.tensor for name, shard in shards.items()}, loaded)
         if run_lease.lease is not None:
             run_lease.lease.settle(parent)
-        return {"shard": dims.shard_rank, "weights": weights_checksum(shards.values())}
+        whole = [shard for shard in shards.values() if shard.replicas == world.world_size]
+        checksums = {"weights": weights_checksum(shards.values()), "whole": weights_checksum(whole)}
+        return {"shard": dims.shard_rank, **checksums}
 
     weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
     announce(training, run_lease, loaded, weights)
@@ -175,18 +177,23 @@ def flush_records(log: RunLog, resumed_at: int, step: int) -> None:
 
 
 def require_same_weights(answers: dict[int, Json]) -> Json:
-    """Return the checksum of all weights; UserError unless all ranks that hold the same shard begin with the same ones.
+    """Return the checksum of all weights; UserError unless all ranks that hold the same begin with the same.
 
+    Each rank names its `shard`, the checksum of its `weights`, and that of the tensors that every rank holds `whole`.
     With shards it is a checksum of the shards' checksums, comparable for the same number of shards only.
     """
     shards: dict[int, str] = {}
     for _, answer in sorted(answers.items()):
         shards.setdefault(answer["shard"], answer["weights"])
-    other = [rank for rank, answer in sorted(answers.items()) if answer["weights"] != shards[answer["shard"]]]
+    other = [
+        rank
+        for rank, answer in sorted(answers.items())
+        if (answer["weights"], answer["whole"]) != (shards[answer["shard"]], answers[0]["whole"])
+    ]
     if other:
         raise UserError(
-            f"rank {other[0]} and {len(other) - 1} more begin with other weights than the ranks with the same shard: "
-            "a defect; fix: report it"
+            f"rank {other[0]} and {len(other) - 1} more begin with other weights than ranks that hold the same: "
+            "the Task's model does not depend on its seed alone, or a defect; fix: mend the Task, or report it"
         )
     if len(shards) == 1:
         return {"weights": shards[0]}

@@ -132,3 +132,13 @@ def test_replicated_chunks_lie_before_those_of_one_rank() -> None:
     norm, weight = TensorMeta("norm", "float32", (8,), 4), TensorMeta("attention", "float32", (8, 8), 4)
     held = held_by((1, 2, 2), (0, 1, 0), [weight, norm], {"attention": (-1, 0, 1), "norm": (-1, 0, -1)})
     assert [entry.name for entry in plan_chunks(held)] == ["norm", "attention"]
+
+
+def test_tensors_with_replicas_on_other_ranks_are_cut_apart() -> None:
+    """On 2 x 2 ranks each has two replicas, but of one those are neighbours, of the other not."""
+    mesh, metas = (1, 2, 2), [TensorMeta("a", "float32", (8,), 4), TensorMeta("b", "float32", (2, 40), 4)]
+    cuts = {"a": (-1, 0, -1), "b": (-1, -1, 0)}
+    stored = [entry for at in product(*map(range, mesh)) for entry in plan_chunks(held_by(mesh, at, metas, cuts))]
+    for meta in metas:
+        found = [cell for entry in stored if entry.name == meta.name for cell in cells(entry)]
+        assert sorted(found) == list(product(*map(range, meta.shape)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.trainer.meshes import MeshRuns, equal
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import Config, ParallelConfig, PrecisionConfig
+from trainer.generation import require_same_weights
 from trainer.parallel import choose, fsdp
 from trainer.parallel.mesh import ParallelDims, mesh_problems
+from trainer.tasks.language_model import LanguageModel
 
 CONFIG = Config.model_validate(
     {"run": {"uri": "run"}, "task": {"name": "t"}, "train": {"steps": 1, "global_batch": 2, "micro_batch": 1}}
@@ -28,11 +31,11 @@ CONFIG = Config.model_validate(
 def test_sharded_run_has_one_ranks_losses_and_resumes_to_the_bit(fork_server: ForkServer, tmp_path: Path) -> None:
     runs = MeshRuns(fork_server, tmp_path)
     runs.train("one", "one")
-    runs.train("whole", "fsdp2")
+    runs.train("whole", "hsdp2x2")
     for mine, ones in zip(runs.steps("whole"), runs.steps("one"), strict=True):
         assert mine == pytest.approx(ones, rel=1e-5)
-    runs.train("parts", "fsdp2", "train.steps=5")
-    runs.train("parts", "fsdp2")
+    runs.train("parts", "hsdp2x2", "train.steps=5")
+    runs.train("parts", "hsdp2x2")
     assert runs.steps("parts") == runs.steps("whole")
     assert equal(runs.tensors("parts"), runs.tensors("whole"))
 
@@ -104,3 +107,53 @@ class Source:
 def test_models_that_cannot_be_sharded_are_refused_in_one_line(fork_server: ForkServer) -> None:
     assert run_ranks(fork_server, 2, refused, Scaled()) == ["parallel.shard"] * 2
     assert run_ranks(fork_server, 2, refused, nn.Sequential(nn.BatchNorm1d(2))) == ["task.name"] * 2
+
+
+def of_two(first: nn.Module, second: nn.Module) -> nn.Sequential:
+    model = nn.Sequential(first, second)
+    model[1].bias = model[0].bias
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []),
+        (of_two(nn.Linear(2, 2), nn.Linear(2, 2)), ["0.bias"]),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()), []),
+        (nn.Sequential(Scaled(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())), ["gain", "1.weight"]),
+    ],
+    ids=["plain", "shared", "a dtype a block", "scalar and two dtypes"],
+)
+def test_parameters_that_fsdp_cannot_take_are_named(model: nn.Sequential, values: list[str]) -> None:
+    lines = fsdp.unit_problems(model, list(model))
+    assert len(lines) >= len(values)
+    assert bool(lines) == bool(values)
+    assert all(any(value in line for line in lines) for value in values)
+
+
+class Built(LanguageModel):
+    def build_model(self) -> Any:
+        return nn.Linear(2, 2)
+
+
+@pytest.mark.slow
+def test_overridden_build_model_is_what_is_sharded(fork_server: ForkServer) -> None:
+    assert run_ranks(fork_server, 2, built) == ["Linear"] * 2
+
+
+def built(world: parallel.World) -> str:
+    strategy = fsdp.Sharded(ParallelConfig(shard=0), PrecisionConfig(), world, ParallelDims(1, 2, world.rank))
+    return type(strategy.build(Built(None, seed=0))).__name__
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [({}, False), ({"weights": "x"}, True), ({"whole": "x"}, True), ({"shard": 2, "weights": "c"}, False)],
+    ids=str,
+)
+def test_ranks_that_hold_the_same_must_begin_alike(changed: dict[str, Any], differs: bool) -> None:
+    answers = {rank: {"shard": rank % 2, "weights": "ab"[rank % 2], "whole": "w"} for rank in range(4)}
+    answers[3] |= changed
+    with pytest.raises(UserError) if differs else nullcontext():
+        require_same_weights(answers)

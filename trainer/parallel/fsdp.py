@@ -6,7 +6,7 @@ before sharding trains nothing, and raises no error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,23 +35,22 @@ class Sharded:
 
     def build(self, source: ModelSource) -> nn.Module:
         """Return the model without weights where its Task can make it so, else whole, on the CPU."""
-        return source.empty_model() or source.build_model()
+        empty = source.empty_model() if _empty_is_what_it_builds(type(source)) else None
+        return source.build_model() if empty is None else empty
 
     def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
         """Shard the model in place, block by block, and give it its weights; with an `empty_model` no rank holds all of them.
 
-        UserError for what sharding cannot do: parameters without dimensions, batch normalisation.
+        UserError for what FSDP2 cannot take.
         """
         refuse_batch_statistics(model)
-        scalars = [name for name, parameter in model.named_parameters() if not parameter.ndim]
-        if scalars:
-            why = "has no dimension to shard"
-            raise UserError(problem("parallel.shard", scalars[0], why, fix="give the parameter the shape [1]"))
+        blocks = [block for block in source.blocks(model) if block is not model]
+        if lines := unit_problems(model, blocks):
+            raise UserError(lines)
         empty = any(parameter.is_meta for parameter in model.parameters())
         options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": mixed_precision(self._precision)}
-        for block in source.blocks(model):
-            if block is not model:
-                fully_shard(block, reshard_after_forward=self._config.reshard, **options)
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=self._config.reshard, **options)
         # The output layer is needed first in backward; what else lies outside of blocks stays gathered with it.
         self._model = fully_shard(model, reshard_after_forward=False, **options)
         if empty:
@@ -70,6 +69,34 @@ class Sharded:
 
     def warm_up(self, run_backward: Callable[[], None]) -> None:
         """Do nothing: FSDP2 exchanges in the same order from the first step on."""
+
+
+def unit_problems(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
+    """Return one line for each parameter that FSDP2 cannot shard: without dimensions, in two blocks, of another dtype."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    block_of: dict[int, int] = {}
+    lines = []
+    for number, block in enumerate(blocks):
+        for parameter in block.parameters():
+            if block_of.setdefault(id(parameter), number) != number:
+                why, fix = "is shared by two blocks", "leave them out of Task.blocks, or train without shards"
+                lines.append(problem("parallel.shard", names[id(parameter)], why, fix=fix))
+    dtypes: dict[int, torch.dtype] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.ndim:
+            why, fix = "has no dimension to shard", "give the parameter the shape [1]"
+            lines.append(problem("parallel.shard", name, why, fix=fix))
+        unit = block_of.get(id(parameter), -1)
+        if dtypes.setdefault(unit, parameter.dtype) != parameter.dtype:
+            why = f"is {parameter.dtype} in a block of {dtypes[unit]}"
+            lines.append(problem("parallel.shard", name, why, fix="give all parameters of a block one dtype"))
+    return lines
+
+
+def _empty_is_what_it_builds(kind: type) -> bool:
+    """Whether `empty_model` belongs to the class that builds the model, and not to one whose `build_model` is overridden."""
+    nearest = next((one for one in kind.__mro__ if {"build_model", "empty_model"} & vars(one).keys()), kind)
+    return "empty_model" in vars(nearest)
 
 
 def mixed_precision(config: PrecisionConfig) -> MixedPrecisionPolicy:

@@ -201,7 +201,7 @@ def claim_again(
         if not candidates:
             raise NothingToRollBackToError(
                 f"step {bad.step}: loss = {bad.loss}, gradient norm = {bad.grad_norm}: {bad.reason}, and the run "
-                "has no checkpoint to roll back to; fix: lower optimizer.lr, or save sooner (checkpoint.every_steps), then start again"
+                "has no checkpoint to roll back to; fix: lower optimizer.lr, or save sooner (checkpoint.every_steps)"
             )
         lease = run_lease.lease.succeed()
         leases.append(lease)
