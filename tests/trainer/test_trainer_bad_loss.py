@@ -152,7 +152,9 @@ def test_run_that_would_roll_back_on_and_on_ends_with_1(
     again = (*ROLL_BACK, "task.samples=4", "task.spoiled=0", "bad_loss.max_rollbacks=2")
     assert train(config, *again) == 1
     assert "bad_loss.max_rollbacks" in capsys.readouterr().err
-    assert [event["in_run"] for event in events(tmp_path / "run", "rolled_back")] == [1, 2]
+    rolled_back = events(tmp_path / "run", "rolled_back")
+    assert [event["in_run"] for event in rolled_back] == [1, 2]
+    assert [event["data_offset"] for event in rolled_back] == [2 * BATCH, 4 * BATCH], "no sample is taken twice"
     assert train(config, *again) == 1, "the count is part of the checkpoint"
     assert len(events(tmp_path / "run", "rolled_back")) == 2
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lustrain.problem import UserError, problem
+from lustrain.problem import Problem, UserError, problem
 from trainer.config import ParallelConfig, PrecisionConfig
 from trainer.parallel.ddp import refuse_batch_statistics
 from trainer.parallel.mesh import ParallelDims
@@ -71,11 +71,11 @@ class Sharded:
         """Do nothing: FSDP2 exchanges in the same order from the first step on."""
 
 
-def unit_problems(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
+def unit_problems(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Problem]:
     """Return one line for each parameter that FSDP2 cannot shard: without dimensions, in two blocks, of another dtype."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     block_of: dict[int, int] = {}
-    lines = []
+    lines: list[Problem] = []
     for number, block in enumerate(blocks):
         for parameter in block.parameters():
             if block_of.setdefault(id(parameter), number) != number:
