@@ -117,7 +117,7 @@ def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
         return {"shard": dims.shard_rank, **checksums}
 
     weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
-    announce(training, run_lease, loaded, weights)
+    log_start(training, run_lease, loaded, weights)
 
     return make_saving(training, owned, votes, parent)
 
@@ -150,7 +150,7 @@ def make_saving(training: Training, owned: OwnedRun, votes: VoteBox, parent: Man
             "bad_loss": training.history.to_state(),
             "scaler": precision.scaler_state(training.scaler),
         },
-        about=lambda: {
+        metadata=lambda: {
             "lustrain": __version__,
             "torch": torch.__version__,
             "eval_loss": training.progress.last_eval_loss,
@@ -209,7 +209,7 @@ def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded
     precision.load_scaler(training.scaler, state["scaler"])
 
 
-def announce(training: Training, run_lease: RunLease, loaded: Loaded | None, weights: str) -> None:
+def log_start(training: Training, run_lease: RunLease, loaded: Loaded | None, weights: str) -> None:
     """Log how this attempt begins, with a checksum of the weights it begins from."""
     if training.world.rank:
         return

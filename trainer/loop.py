@@ -111,7 +111,7 @@ class Training:
 
 
 @dataclass
-class Agreed:
+class StepReduction:
     """What all ranks know after a step's one exchange; the flags count the ranks that raised them."""
 
     loss_sum: float
@@ -129,11 +129,11 @@ def train(training: Training) -> Ending:
     back, after which the caller loads an earlier state and calls this again.
     """
     config, progress, saving = training.config, training.progress, training.saving
-    while progress.step < config.train.steps and not out_of_patience(training):
+    while progress.step < config.train.steps and not should_stop_early(training):
         began = time.perf_counter()
         training.clock.start_step()
-        record, agreed = train_step(training, progress.step + 1)
-        if agreed.lost:
+        record, reduced = train_step(training, progress.step + 1)
+        if reduced.lost:
             return Ending.LOST
         step_seconds = time.perf_counter() - began
         training.clock.end_step(step_seconds)
@@ -142,15 +142,15 @@ def train(training: Training) -> Ending:
         saving.note_step(step_seconds)
         if config.eval.every and progress.step % config.eval.every == 0:
             record |= note_evaluation(training)
-        over = progress.step == config.train.steps or out_of_patience(training)
-        noticed = agreed.notices > 0 and not over
-        blocked_seconds = saving.save(progress.step) if agreed.saves and not noticed else 0.0
+        over = progress.step == config.train.steps or should_stop_early(training)
+        noticed = reduced.notices > 0 and not over
+        blocked_seconds = saving.save(progress.step) if reduced.saves and not noticed else 0.0
         progress.wall_s += time.perf_counter() - began
         training.sink.step(
             record
             | {
                 "tokens": progress.tokens,
-                "tokens_per_second": agreed.count / step_seconds,
+                "tokens_per_second": reduced.count / step_seconds,
                 "step_seconds": step_seconds,
                 "blocked_seconds": blocked_seconds,
                 "world_size": training.world.world_size,
@@ -158,14 +158,14 @@ def train(training: Training) -> Ending:
             }
         )
         if noticed:
-            saving.save_on_notice(progress.step, notice_to(training), training.watch.announce)
+            saving.save_on_notice(progress.step, pending_notice(training), training.watch.announce)
             return Ending.NOTICE
     saving.finish(progress.step)
     return Ending.EARLY if progress.step < config.train.steps else Ending.DONE
 
 
-def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
-    """Forward, backward, exchange, optimizer for one global batch; returns the step's record and what the ranks agreed on."""
+def train_step(training: Training, step: int) -> tuple[Record, StepReduction]:
+    """Train on one global batch; returns the step's record and what was reduced over the ranks."""
     config, task, world = training.config, training.task, training.world
     nominal = config.train.global_batch * task.tokens_per_sample()
     # Strategies average over ranks; with this their result is the mean over the nominal tokens.
@@ -190,19 +190,19 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
             loss_sum += loss.total.detach()
             count += loss.count
 
-    notice = notice_to(training) is not None
-    save = training.saving.due(step)
+    notice = pending_notice(training) is not None
+    save = training.saving.should_save(step)
     lost = training.saving.lost() is not None
     flags = [float(notice), float(save), float(lost), float(digest)]
-    agreed = Agreed(*parallel.all_reduce_stats(world, [float(loss_sum), float(count), *flags]))
-    if agreed.lost:
-        return {}, agreed
+    reduced = StepReduction(*parallel.all_reduce_stats(world, [float(loss_sum), float(count), *flags]))
+    if reduced.lost:
+        return {}, reduced
 
     training.scaler.unscale_(training.optimizer)
     norm = optim.clip_(
-        list(training.model.parameters()), config.train.grad_clip, scale=nominal / max(agreed.count, 1.0)
+        list(training.model.parameters()), config.train.grad_clip, scale=nominal / max(reduced.count, 1.0)
     )
-    loss_mean = agreed.loss_sum / max(agreed.count, 1.0)
+    loss_mean = reduced.loss_sum / max(reduced.count, 1.0)
     decision = bad_loss.decide(config.bad_loss, training.history, loss_mean, norm, scaled=training.scaler.is_enabled())
     if decision.action is bad_loss.Action.STOP:
         other_precision = "use precision.mode = bf16 or fp32, " if config.precision.mode == "fp16" else ""
@@ -214,7 +214,7 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     if decision.action is bad_loss.Action.ROLL_BACK:
         training.scaler.update()  # without this, the next unscale_ raises
         training.bad_step = bad_loss.BadStep(step, loss_mean, norm, decision.reason, decision.history)
-        return {}, agreed
+        return {}, reduced
     training.history = decision.history
     if decision.action is bad_loss.Action.APPLY:
         training.scaler.step(training.optimizer)
@@ -227,15 +227,15 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
             "use precision.mode = bf16 or fp32, then start again: the run resumes from its newest checkpoint"
         )
     training.progress.step = step
-    training.progress.tokens += int(agreed.count)
+    training.progress.tokens += int(reduced.count)
     record: Record = {"step": step, "loss": loss_mean, "lr": lr, "grad_norm": norm, "data_seconds": data_seconds}
     if decision.action is bad_loss.Action.SKIP:
         note_skip(training, record, decision.reason)
     elif not math.isfinite(norm):
         record |= {"skipped": True, "why_skipped": "gradients overflowed"}
     if config.metrics.batch_digest:
-        record["batch_digest"] = int(agreed.digest)
-    return record, agreed
+        record["batch_digest"] = int(reduced.digest)
+    return record, reduced
 
 
 def note_skip(training: Training, record: Record, reason: str) -> None:
@@ -247,9 +247,9 @@ def note_skip(training: Training, record: Record, reason: str) -> None:
         training.sink.event("step_skipped", fields | counts | {"detail": reason})
 
 
-def notice_to(training: Training) -> Notice | None:
-    """Why this rank wants the job to save and stop; data found damaged count as a notice, and `leave` says the rest."""
-    notice = training.watch.notice() or training.saving.overdue()
+def pending_notice(training: Training) -> Notice | None:
+    """Return why this rank wants the job to save and stop; damaged data count as a notice, which `finish` then explains."""
+    notice = training.watch.notice() or training.saving.unsaved_too_long()
     if notice is None:
         try:
             training.task.check()
@@ -326,7 +326,7 @@ def note_evaluation(training: Training) -> Record:
     return {"eval_loss": loss, "eval_seconds": time.perf_counter() - began}
 
 
-def out_of_patience(training: Training) -> bool:
+def should_stop_early(training: Training) -> bool:
     """Whether evaluation has failed to improve for so long that training ends, also when it is started again."""
     patience = training.config.eval.patience
     return 0 < patience <= training.progress.evals_without_gain

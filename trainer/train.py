@@ -30,7 +30,7 @@ from trainer.run.footprint import report_lack_of_memory
 from trainer.run.start import (
     check_fit,
     claim_run,
-    open_data_alike,
+    open_and_compare_data,
     proven_settings_exit_1,
     store_failures_exit_1,
 )
@@ -54,27 +54,29 @@ def run(args: argparse.Namespace) -> int:
     with config_file(args.config) as path:
         config = configuration.load(path, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
-    with report_lack_of_memory(), ExitStack() as leaving, ExitStack() as together_still:
-        training, owned = prepare(config, task, leaving, together_still)
+    with report_lack_of_memory(), ExitStack() as cleanup, ExitStack() as synchronized_cleanup:
+        training, owned = prepare(config, task, cleanup, synchronized_cleanup)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
         signal_when_orphaned(config.interrupt.signal_grace_s)
         while (ending := train(training)) is Ending.ROLL_BACK:
             roll_back(training, owned)
-        return leave(training, ending)
+        return finish(training, ending)
 
 
-def prepare(config: Config, task: Task, leaving: ExitStack, together_still: ExitStack) -> tuple[Training, OwnedRun]:
-    """Join the ranks, claim the run, build the model and load the newest checkpoint; `leaving` undoes it in order.
+def prepare(
+    config: Config, task: Task, cleanup: ExitStack, synchronized_cleanup: ExitStack
+) -> tuple[Training, OwnedRun]:
+    """Join the ranks, claim the run, build the model and load the newest checkpoint; `cleanup` undoes it in order.
 
-    `together_still` ends before it: from then on ranks leave one by one.
+    `synchronized_cleanup` ends before it: from then on ranks leave one by one.
     """
-    leaving.enter_context(precision.deterministic(config.train.deterministic))
-    leaving.enter_context(precision.matmul_policy(config.precision))
+    cleanup.enter_context(precision.deterministic(config.train.deterministic))
+    cleanup.enter_context(precision.matmul_policy(config.precision))
     world = parallel.join(config.parallel)
-    leaving.callback(world.close)
-    leaving.enter_context(report_lost_ranks(world))
+    cleanup.callback(world.close)
+    cleanup.enter_context(report_lost_ranks(world))
     relay = Relay(rank_name(world.rank, launch_attempt()))
-    leaving.callback(relay.close)
+    cleanup.callback(relay.close)
     stores: list[ObjectStore] = []
     watch = Watch(
         config.interrupt,
@@ -83,15 +85,15 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
         on_event=relay.event,
         wall_clock=lambda: stores[0].now() if stores else None,
     )
-    leaving.enter_context(watch)
+    cleanup.enter_context(watch)
     silent_s = max_silence_s(SILENT_S)
-    together_still.enter_context(Heartbeat(world, lambda: watch.notice() is not None, silent_s=silent_s))
+    synchronized_cleanup.enter_context(Heartbeat(world, lambda: watch.notice() is not None, silent_s=silent_s))
     votes = StoreVotes(world.store, world.world_size)
-    leaving.enter_context(rank_0_last(world, votes))
+    cleanup.enter_context(rank_0_last(world, votes))
 
     run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
-    open_data_alike(config, task, world, votes)
-    leaving.callback(task.close)
+    open_and_compare_data(config, task, world, votes)
+    cleanup.callback(task.close)
 
     @proven_settings_exit_1()
     def open_run() -> None:
@@ -100,11 +102,11 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
     run_on_all_ranks(votes, world.rank, "start/store", open_run)
     store = stores[0]
     run_lease = claim_run(config, task, world, votes, store)
-    leaving.enter_context(store_failures_exit_1(but=(ArchivedError,)))
+    cleanup.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(run_lease.schedule_steps)
     training = build(config, task, world, watch, relay)
     owned = OwnedRun(store, run_lease, relay)
-    leaving.enter_context(owned.generation_ends)
+    cleanup.enter_context(owned.generation_ends)
     begin_generation(training, owned, votes)
     relay.attach(*sinks_of(training, owned))
     return training, owned
@@ -138,7 +140,7 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink) ->
     return training
 
 
-def leave(training: Training, ending: Ending) -> int:
+def finish(training: Training, ending: Ending) -> int:
     """Say how the attempt ended, and turn it into the exit code; UserError on every rank when one found its data damaged."""
     if ending is Ending.LOST:
         raise training.saving.lost() or LostRunError("a newer job owns this run; see rank 0's message")

@@ -26,7 +26,7 @@ from trainer.parallel import World
 from trainer.parallel.agree import gather_and_decide, run_on_all_ranks
 from trainer.parallel.peers import rank_0_last
 from trainer.parallel.votes import RankGoneError, StoreVotes, VoteTimeout
-from trainer.run.start import RunLease, claim_run, load_claimed, open_data_alike, require_alike
+from trainer.run.start import RunLease, claim_run, load_claimed, open_and_compare_data, require_alike
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import make_task
 
@@ -281,7 +281,7 @@ def load(config: Config, store: ObjectStore, lease: Lease, *candidates: Manifest
 def test_ranks_that_opened_other_data_all_refuse_to_start(tmp_path: Path) -> None:
     def work(rank: int, votes: CountedVotes) -> Any:
         config = tiny_config(tmp_path / "run", (64, 65, 64)[rank])
-        return open_data_alike(config, make_task(config.task, seed=1), world_of(rank, 3), votes)
+        return open_and_compare_data(config, make_task(config.task, seed=1), world_of(rank, 3), votes)
 
     said, _ = on_ranks(work, 3)
     line = "task on rank 1: differs from rank 0 in data.samples, data.sum; fix: give every node the same data"
@@ -367,7 +367,7 @@ def test_start_and_load_take_a_few_round_trips_per_rank(tmp_path: Path) -> None:
 
     def start(rank: int, votes: SimulatedVotes) -> Any:
         world, task = world_of(rank, ranks), make_task(config.task, seed=1)
-        open_data_alike(config, task, world, votes)
+        open_and_compare_data(config, task, world, votes)
         claim = claim_run(config, task, world, votes, store)
         assert claim.candidates == [damaged, whole]
         return load_claimed(config, world, votes, store, claim, lambda name: False, lambda *event: None)

@@ -248,7 +248,7 @@ def test_saves_are_measured_from_call_to_commit_and_the_next_one_waits_for_it(sa
     for _ in range(50):
         saving.note_step(1.0)
     saving.finish(100)
-    assert next(step for step in range(101, 150) if saving.due(step)) == 100 + wait
+    assert next(step for step in range(101, 150) if saving.should_save(step)) == 100 + wait
 
 
 def test_a_run_whose_saves_fail_for_too_long_ends_and_one_that_saves_again_goes_on(
@@ -260,16 +260,16 @@ def test_a_run_whose_saves_fail_for_too_long_ends_and_one_that_saves_again_goes_
     with pytest.raises(NotSavedError):
         saving.finish(8)
     now[0] = 690.0
-    assert saving.overdue() is None
+    assert saving.unsaved_too_long() is None
     now[0] = 700.0
-    notice = saving.overdue()
+    notice = saving.unsaved_too_long()
     assert notice is not None
     assert notice.summary == "every save has failed for 10 minutes"
     saving.finish(16)
-    assert saving.overdue() is None
+    assert saving.unsaved_too_long() is None
 
 
 def test_only_rank_0_asks_for_saves_and_none_while_one_is_in_flight() -> None:
-    assert saving_with(ScriptedCheckpointer()).due(4)
-    assert not saving_with(ScriptedCheckpointer(), rank=1).due(4)
-    assert not saving_with(ScriptedCheckpointer(in_flight=3)).due(4)
+    assert saving_with(ScriptedCheckpointer()).should_save(4)
+    assert not saving_with(ScriptedCheckpointer(), rank=1).should_save(4)
+    assert not saving_with(ScriptedCheckpointer(in_flight=3)).should_save(4)

@@ -45,7 +45,7 @@ class State:
     """What training updates in place: plain tensors that all ranks hold alike, and DTensors."""
     manifest: Callable[[], dict[str, Any]]
     """What is not a tensor, the same on every rank."""
-    about: Callable[[], dict[str, Any]]
+    metadata: Callable[[], dict[str, Any]]
     """What people want to see in a list of checkpoints."""
 
 
@@ -76,12 +76,12 @@ class Saving:
         self._failures: Counter[int] = Counter()
         """How many saves of a step have failed."""
 
-    def due(self, step: int) -> bool:
+    def should_save(self, step: int) -> bool:
         """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
         self._note_outcomes(None)
         return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
 
-    def overdue(self) -> Notice | None:
+    def unsaved_too_long(self) -> Notice | None:
         """Return a notice where saves have failed for too long: the run then tries once more, and ends."""
         if self._failing_since is None or time.monotonic() - self._failing_since < self._longest_failing_s:
             return None
@@ -101,7 +101,7 @@ class Saving:
         state = self._state
         try:
             # Nothing belongs to one rank: random streams are seeded anew for each micro-batch.
-            blocked = self._checkpointer.save(step, state.tensors, state.manifest(), state.about(), urgent=urgent)
+            blocked = self._checkpointer.save(step, state.tensors, state.manifest(), state.metadata(), urgent=urgent)
         except LostRunError as error:
             self._lost = error
             return 0.0

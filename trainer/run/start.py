@@ -114,7 +114,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         raise UserError(lines)
 
 
-def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
+def open_and_compare_data(config: Config, task: Task, world: World, votes: VoteBox) -> None:
     """Open the Task's data on every rank; UserError when one cannot, has too little memory, or sees other data."""
 
     @proven_settings_exit_1()
