@@ -88,9 +88,45 @@ def test_both_launching_roles_need_the_volume_key() -> None:
     ]
 
 
-def test_another_base_replaces_running_nodes() -> None:
-    (change,) = explain(two_types(**{BASE: 1}), two_types(**{BASE: 3}))
-    assert (change.effect, change.path) == (Effect.REPLACES_NODES, "groups (train).capacity")
+MODE = "groups.0.capacity.mode"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "effect"),
+    [
+        (two_types(**{BASE: 1}), two_types(**{BASE: 3}), Effect.REPLACES_NODES),
+        (two_types(**{BASE: 2}), two_types(), Effect.REPLACES_NODES),
+        (two_types(), two_types(**{BASE: 2, "groups.0.capacity.size": 9}), Effect.REPLACES_NODES),
+        (two_types(), two_types(**{BASE: 2, "groups.0.capacity.zone_id": "use1-az4"}), Effect.REPLACES_NODES),
+        (spec_of(SPOT, {}), spec_of(SPOT, {BASE: 2}), Effect.REPLACES_NODES),
+        (spec_of(SPOT, {MODE: "on-demand"}), spec_of(SPOT, {BASE: 2}), Effect.REPLACES_NODES),
+        (two_types(**{MODE: "on-demand", OTHERS: []}), two_types(), Effect.REPLACES_NODES),
+        (two_types(**{OTHERS: []}), two_types(), None),
+        (spec_of(SPOT, {BASE: 2}), spec_of(SPOT, {}), Effect.NEW_NODES),
+        (two_types(**{BASE: 2}), two_types(**{MODE: "on-demand", OTHERS: []}), Effect.NEW_NODES),
+    ],
+)
+def test_a_policy_with_other_shares_replaces_running_nodes(
+    old: ClusterSpec, new: ClusterSpec, effect: Effect | None
+) -> None:
+    changes = {change.path: change for change in explain(old, new)}
+    change = changes.get("groups (train).capacity")
+    assert (change and change.effect) == effect
+
+
+def test_nodes_on_demand_that_no_policy_ends_are_to_be_ended() -> None:
+    (change,) = explain(spec_of(SPOT, {BASE: 2}), spec_of(SPOT, {}))
+    assert "2 nodes on demand" in change.message
+    assert "end the nodes on demand" in change.instead
+
+
+def test_dropped_type_names_the_nodes_that_fail_verify() -> None:
+    changes = {change.path: change for change in explain(two_types(), two_types(**{OTHERS: []}))}
+    change = changes["groups (train).other_types"]
+    assert (change.effect, "nodes of g5.12xlarge keep running" in change.message) == (Effect.NEW_NODES, True)
+    swapped = {"groups.0.instance_type": "g5.12xlarge", OTHERS: ["g6.12xlarge"]}
+    kept = {change.path: change for change in explain(two_types(), two_types(**swapped))}
+    assert "keep running" not in kept["groups (train).other_types"].message
 
 
 ACCELERATORS = P9["accelerators"]
