@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infra.catalog.instances import snapshot
 from infra.config import ClusterSpec
 from infra.plan.cost import cost
 from infra.plan.nodes.alike import differences
@@ -18,9 +19,13 @@ from infra.preflight.change import Effect
 from infra.preflight.explain import explain
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
+from lustrain.cluster import node_document
+from node_setup.agent.model import Request
+from node_setup.agent.verify.expected import expected_hardware
 from tests.infra.edits import place, spec_of
 from tests.infra.mistakes import KEY, NOW, OTHERS, P9, SPOT, TWO_TYPES
 
+TYPES = ("g6.12xlarge", "g5.12xlarge")
 BASE = "groups.0.capacity.on_demand_base"
 AT = place(SPOT)
 
@@ -153,7 +158,30 @@ def test_each_difference_of_two_types_is_found(other: dict[str, Any]) -> None:
     assert [problem.path for problem in differences(spec, spec.groups[0], "groups.0")] == [f"{OTHERS}.0"]
 
 
-def test_types_may_differ_in_the_number_of_their_drives() -> None:
+def test_types_by_hand_have_as_many_drives() -> None:
     types = {"p9.48xlarge": P9, "p9a.48xlarge": {**P9, "nvme": 8}}
     spec = spec_of(SPOT, {"groups.0.instance_type": "p9.48xlarge", OTHERS: ["p9a.48xlarge"], "instance_types": types})
-    assert list(differences(spec, spec.groups[0], "groups.0")) == []
+    assert [problem.path for problem in differences(spec, spec.groups[0], "groups.0")] == [f"{OTHERS}.0"]
+
+
+@pytest.mark.parametrize("by_hand", TYPES)
+def test_types_are_described_by_hand_all_or_none(by_hand: str) -> None:
+    (other,) = set(TYPES) - {by_hand}
+    described = {
+        "architecture": "x86_64",
+        "vcpus": 48,
+        "memory_gib": 192,
+        "threads_per_core": 2,
+        "accelerators": {"name": "NVIDIA L4", "count": 4, "memory_gib": 22},
+        "nvme": snapshot().types[other].nvme_count,
+    }
+    spec = two_types(instance_types={by_hand: described}, **{"groups.0.efa": False})
+    assert [problem.path for problem in differences(spec, spec.groups[0], "groups.0")] == [f"{OTHERS}.0"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_node_of_each_type_is_judged_by_its_own_drives(kind: str) -> None:
+    document = node_document(cluster(Plan(two_types(), AT), Made(("asg",))))
+    want = expected_hardware({"instance": {"type": kind}}, Request(document, "train"))
+    assert (want.other, want.nvme) == (False, snapshot().types[kind].nvme_count)
+    assert len({snapshot().types[each].nvme_count for each in TYPES}) == 2

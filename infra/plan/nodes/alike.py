@@ -1,6 +1,6 @@
 """Whether all types of a group are alike in what is the same for all its nodes: the launch template, the first boot, and the
-counts that other tools read from the Cluster. What the node agent reads on a node, such as the number of its drives, may
-differ."""
+counts that other tools read from the Cluster. The number of drives may differ among types of the catalogue, whose own numbers
+the node agent has; where types are described by hand it goes by the group's one number."""
 
 from __future__ import annotations
 
@@ -37,17 +37,22 @@ def differences(spec: ClusterSpec, group: Group, path: str) -> Iterator[Problem]
     first = spec.node_of(group)
     if first is None or not group.other_types:
         return
-    expected = list(_traits(spec, group.of_type(first.name), first))
+    by_hand = any(name in spec.instance_types for name in group.ec2_types)
+    expected = list(_traits(spec, group.of_type(first.name), first, by_hand))
     for index, name in enumerate(group.other_types):
         alone = group.of_type(name)
         kind = spec.node_of(alone)
-        for mine, other in zip(expected, _traits(spec, alone, kind) if kind else (), strict=False):
+        for mine, other in zip(expected, _traits(spec, alone, kind, by_hand) if kind else (), strict=False):
             if mine.value != other.value:
                 why = f"{name} has {other.words}, {first.name} {mine.words}"
                 yield finding(f"{path}.other_types.{index}", why, other.fix)
 
 
-def _traits(spec: ClusterSpec, group: Group, kind: Instance) -> Iterator[Trait]:
+def _traits(spec: ClusterSpec, group: Group, kind: Instance, by_hand: bool) -> Iterator[Trait]:
+    """Yield the traits of one type; `by_hand`: some type of its group is described by hand."""
+    described = kind.name in spec.instance_types
+    words = "a description under instance_types" if described else "none under instance_types"
+    yield Trait(described, words, "describe all types of the group by hand, or none")
     devices = [(item.kind, item.count, item.memory_mib // 1024) for item in kind.accelerators]
     words = " and ".join(f"{count} {DEVICES[device]} of {memory} GiB" for device, count, memory in devices)
     yield Trait(devices, words or "no accelerators", "take types with as many accelerators, and as much memory on each")
@@ -60,10 +65,11 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance) -> Iterator[Trait]:
     options = cpu(group, kind)
     words = f"CPU options for {options.cores} cores" if options else "no CPU options"
     yield Trait(options, words, "set threads_per_core: 2, or take types with as many cores")
-    drives = bool(kind.nvme_count)
-    yield Trait(
-        drives, "local drives" if drives else "no local drives", "take types that all have local drives, or none"
-    )
+    if by_hand:
+        yield Trait(kind.nvme_count, f"{kind.nvme_count} local drives", "take types with as many local drives")
+    else:
+        words = "local drives" if kind.nvme_count else "no local drives"
+        yield Trait(bool(kind.nvme_count), words, "take types that all have local drives, or none")
     placed = market(group, kind).own_placement_group
     words = "a place in a cluster placement group" if placed else "none in a cluster placement group"
     yield Trait(placed, words, "set placement: none")
