@@ -147,6 +147,8 @@ CARDS = P9["network_cards"]
         {"architecture": "arm64"},
         {"network_cards": [CARDS[0], {**CARDS[1], "count": 15}], "efa": 15},
         {"vcpus": 96},
+        {"memory_gib": 2048},
+        {"threads_per_core": 1},
         {"nvme": 0},
     ],
     ids=lambda other: "+".join(other),
@@ -156,6 +158,32 @@ def test_each_difference_of_two_types_is_found(other: dict[str, Any]) -> None:
     edits = {"groups.0.instance_type": "p9.48xlarge", OTHERS: ["p9a.48xlarge"], "instance_types": types}
     spec = spec_of(SPOT, {**edits, "groups.0.placement": "none", "storage": {}})
     assert [problem.path for problem in differences(spec, spec.groups[0], "groups.0")] == [f"{OTHERS}.0"]
+
+
+BOTH_BY_HAND = {"instance_types": {"p9.48xlarge": P9, "p5en.48xlarge": P9}, "groups.0.efa": None}
+"""Types alike in all but the EFA interfaces that Lustre gets."""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "edits", "fixes"),
+    [
+        (("g6.12xlarge", "g5.12xlarge"), {"groups.0.efa": True}, ["set efa: false"]),
+        (("g6.12xlarge", "g5.12xlarge"), {}, []),
+        (("c6i.32xlarge", "c6i.metal"), {}, ["set threads_per_core: 2"]),
+        (("c6i.32xlarge", "c6i.metal"), {"groups.0.threads_per_core": 2}, []),
+        (("g7.2xlarge", "g7.4xlarge"), {}, ["take types with as many vCPUs"]),
+        (("g6.8xlarge", "gr6.8xlarge"), {}, ["take types with as many vCPUs"]),
+        (("m8azn.24xlarge", "hpc6a.48xlarge"), {}, ["take a type that is sold as spot"]),
+        (("c7i.4xlarge", "c7i-flex.4xlarge"), {"groups.0.placement": "cluster"}, ["set placement: none"]),
+        (("c7i.4xlarge", "c7i-flex.4xlarge"), {}, []),
+        (("p9.48xlarge", "p5en.48xlarge"), {**BOTH_BY_HAND, "storage.lustre.efa": True}, ["set efa: false"]),
+        (("p9.48xlarge", "p5en.48xlarge"), {**BOTH_BY_HAND, "storage.lustre.efa": False}, []),
+    ],
+)
+def test_pair_of_types_differs_in_one_trait(kinds: tuple[str, str], edits: dict[str, Any], fixes: list[str]) -> None:
+    spec = two_types(**{"groups.0.instance_type": kinds[0], OTHERS: [kinds[1]], **edits})
+    found = list(differences(spec, spec.groups[0], "groups.0"))
+    assert [problem.fix.partition(", ")[0].partition(" and ")[0] for problem in found] == fixes
 
 
 def test_types_by_hand_have_as_many_drives() -> None:

@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.catalog.instances import Instance
+from infra.catalog.instances import NITRO_V3, Instance
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.clients import by_default as lustre_efa
-from infra.plan.nodes.clients import module_options
-from infra.plan.nodes.document import node_document
 from infra.plan.nodes.gang import CANONICAL, cpu, image
 from infra.plan.nodes.nics import nics
 from infra.plan.storage.lustre import efa_wanted
@@ -62,9 +60,19 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance, by_hand: bool) -> I
     layout = nics(kind, spec.network.nic_policy)
     words = f"network cards: {len(kind.cards)}, EFA interfaces: {kind.efa}"
     yield Trait(layout, words, "set efa: false, or take types with the same network cards")
+    generation = "v3" if kind.name.startswith(NITRO_V3) else "v4 or newer"
+    words = f"EFA of Nitro {generation}" if kind.efa else "no EFA"
+    # Nitro v3 has no RDMA write, and most of it no RDMA read
+    # (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types).
+    yield Trait(words, words, "set efa: false, or take types of one Nitro generation")
+    gib = kind.memory_mib // 1024
+    yield Trait(
+        (kind.vcpus, gib), f"{kind.vcpus} vCPUs and {gib} GiB", "take types with as many vCPUs and as much memory"
+    )
     options = cpu(group, kind)
+    threads = kind.threads_per_core if options else None
     words = f"CPU options for {options.cores} cores" if options else "no CPU options"
-    yield Trait(options, words, "set threads_per_core: 2, or take types with as many cores")
+    yield Trait(threads, words, "set threads_per_core: 2, or take types with as many cores")
     if by_hand:
         yield Trait(kind.nvme_count, f"{kind.nvme_count} local drives", "take types with as many local drives")
     else:
@@ -77,6 +85,3 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance, by_hand: bool) -> I
     yield Trait(sold, "a spot market" if sold else "no spot market", "take a type that is sold as spot")
     lustre = lustre_efa(kind) if efa_wanted(spec) else 0
     yield Trait(lustre, f"{lustre} EFA interfaces for Lustre", "set efa: false, or take types alike")
-    modules = module_options(spec, group, node_document(spec))
-    words = f"Lustre's modules loaded for {kind.vcpus} vCPUs and {kind.memory_mib // 1024} GiB"
-    yield Trait(modules, words, "take types with as many vCPUs and as much memory")
