@@ -330,6 +330,11 @@ MANY_RANGES = [f"10.{number}.0.0/16" for number in range(60)]
 INBOUND_RULES = "Inbound or outbound rules per security group"
 PROXIED: dict[str, Any] = {**EXISTING, "network.proxy": PROXY}
 THEIRS: dict[str, Any] = {f"{LINKS}.1": {"path": "/theirs", "bucket": "theirs"}}
+THEIRS_WITH_KEY: dict[str, Any] = {f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": KEY}}
+ALIAS = "alias/theirs"
+THEIRS_WITH_ALIAS: dict[str, Any] = {
+    f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": f"arn:aws:kms:us-east-1:123456789012:{ALIAS}"}
+}
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
 NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
 STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
@@ -564,7 +569,13 @@ CASES = [
     Case("DRA-101", SPOT, [("s3", "get_bucket_encryption", "NoSuchBucket")], edits=THEIRS),
     Case("DRA-101", SPOT, [encrypted("arn:aws:kms:us-east-1:123456789012:alias/aws/s3")], edits=THEIRS),
     Case("DRA-101", SPOT, [encrypted(KEY)], f"{LINKS}.1.kms_key", "warning", edits=THEIRS),
-    Case("DRA-101", SPOT, [encrypted(KEY)], edits={f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": KEY}}),
+    Case("DRA-101", SPOT, [encrypted(KEY)], edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(KEY.rpartition("/")[2])], edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(f"{KEY[:-1]}e")], f"{LINKS}.1.kms_key", "warning", edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(ALIAS)], f"{LINKS}.1.kms_key", "warning", edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted(ALIAS)], f"{LINKS}.1.kms_key", "unknown", edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(ALIAS)], edits=THEIRS_WITH_ALIAS),
+    Case("DRA-101", SPOT, [encrypted(KEY)], f"{LINKS}.1.kms_key", "unknown", edits=THEIRS_WITH_ALIAS),
     Case("S3-102", SPOT, EMPTY),
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()]),
