@@ -35,6 +35,7 @@ EXISTING: dict[str, Any] = {"network.existing": {"vpc_id": VPC, "compute_subnet_
 CONTROL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "control_subnet_ids": [SUBNET, OTHER]}}
 ZONAL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "zone_subnet_ids": {"use1-az2": SUBNET}}}
 FS = "fs-0123456789abcdef0"
+TABLE = "rtb-0123456789abcdef0"
 DNS = f"{FS}.fsx.us-east-1.amazonaws.com"
 LUSTRE: dict[str, Any] = {
     **EXISTING,
@@ -138,13 +139,29 @@ def attribute(name: str, value: bool) -> Answer:
 
 
 def routes(*found: dict[str, str]) -> Answer:
-    table = {"Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
+    table = {"RouteTableId": TABLE, "Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
     return "ec2", "describe_route_tables", {"RouteTables": [table]}
 
 
-def endpoint(kind: str = "", private_dns: bool = False) -> Answer:
-    found = [{"VpcEndpointType": kind, "PrivateDnsEnabled": private_dns}] if kind else []
-    return "ec2", "describe_vpc_endpoints", {"VpcEndpoints": found}
+def endpoints(*found: dict[str, Any]) -> Answer:
+    return "ec2", "describe_vpc_endpoints", {"VpcEndpoints": list(found)}
+
+
+def gateway(table: str = TABLE, service: str = "s3") -> dict[str, Any]:
+    return {
+        "ServiceName": f"com.amazonaws.us-east-1.{service}",
+        "VpcEndpointType": "Gateway",
+        "RouteTableIds": [table],
+    }
+
+
+def interface(private_dns: bool, **options: bool) -> dict[str, Any]:
+    return {
+        "ServiceName": "com.amazonaws.us-east-1.s3",
+        "VpcEndpointType": "Interface",
+        "PrivateDnsEnabled": private_dns,
+        "DnsOptions": options,
+    }
 
 
 def file_system(**keys: Any) -> Answer:
@@ -306,6 +323,8 @@ class Case:
 TCP = {"IpProtocol": "tcp"}
 NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcdef0"}
 GATEWAY = {"DestinationPrefixListId": "pl-01234567", "GatewayId": "vpce-01234567"}
+"""A gateway endpoint of S3, or of DynamoDB: only the endpoint says which."""
+INBOUND_ONLY = {"PrivateDnsOnlyForInboundResolverEndpoint": True}
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-01234567"}
 G_SPOT = "All G and VT Spot Instance Requests"
 G_ON_DEMAND = "Running On-Demand G and VT instances"
@@ -495,18 +514,34 @@ CASES = [
         edits=EXISTING,
     ),
     Case("NET-105", SPOT, [NO_VPC], "network.existing.vpc_id", edits=EXISTING),
-    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=EXISTING),
-    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
-    Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
-    Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
-    Case("NET-106", SPOT, second_page(routes(NAT, GATEWAY), token="NextToken"), edits=EXISTING),
-    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=PROXIED),
-    Case("NET-106", SPOT, [routes(GATEWAY)], edits=PROXIED),
-    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint("Interface", False)], COMPUTE, edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint("Interface", True)], edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits={**EXISTING, **CLOSED}),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY), endpoints(gateway())], edits=EXISTING),
+    Case("NET-106", SPOT, [routes(NAT), endpoints()], COMPUTE, "warning", edits=EXISTING),
+    Case(
+        "NET-106",
+        SPOT,
+        [routes(NAT, GATEWAY), endpoints(gateway(service="dynamodb"))],
+        COMPUTE,
+        "warning",
+        edits=EXISTING,
+    ),
+    Case("NET-106", SPOT, [routes(NAT), endpoints(gateway("rtb-01234567"))], COMPUTE, "warning", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(GATEWAY), endpoints(gateway())], COMPUTE, "warning", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(INTERNET, GATEWAY), endpoints(gateway())], COMPUTE, edits=EXISTING),
+    Case(
+        "NET-106",
+        SPOT,
+        [*second_page(routes(NAT, GATEWAY), token="NextToken"), endpoints(gateway())],
+        edits=EXISTING,
+    ),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY), endpoints(gateway())], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(GATEWAY), endpoints(gateway())], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(NAT), endpoints()], COMPUTE, "warning", edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints()], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(GATEWAY), endpoints()], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints(interface(False))], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints(interface(True, **INBOUND_ONLY))], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints(interface(True))], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints()], COMPUTE, edits={**EXISTING, **CLOSED}),
     Case("NET-107", SPOT, [security_group()], edits=MORE_GROUPS),
     Case("NET-107", SPOT, [security_group(vpc="vpc-01234567")], f"{FURTHER}.0", edits=MORE_GROUPS),
     Case("NET-107", SPOT, [NO_GROUP], f"{FURTHER}.0", edits=MORE_GROUPS),
