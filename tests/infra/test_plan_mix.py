@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from infra.catalog.instances import snapshot
+from infra.catalog.prices import price
 from infra.config import ClusterSpec
 from infra.plan.cost import cost
 from infra.plan.nodes.alike import differences
@@ -76,12 +77,46 @@ def test_group_costs_as_its_dearest_type() -> None:
     assert train(**TWO_TYPES) == max(alone)
 
 
-def test_nodes_on_demand_are_paid_in_full() -> None:
-    def least(base: int) -> float:
-        part = cost(Plan(two_types(**{BASE: base}), AT)).parts[0]
-        return part.least * 8
+@pytest.mark.parametrize(("first", "other"), [TYPES, TYPES[::-1]])
+def test_nodes_on_demand_are_paid_as_the_preferred_type(first: str, other: str) -> None:
+    def least(**edits: Any) -> float:
+        part = cost(Plan(two_types(**edits), AT)).parts[0]
+        return part.least * part.usd_hour
 
-    assert least(2) - least(0) == pytest.approx(2 * 0.9)
+    usd = [known.usd_hour for kind in TYPES if (known := price(kind, AT.region))]
+    mixed = {"groups.0.instance_type": first, OTHERS: [other]}
+    alone = {"groups.0.instance_type": first, OTHERS: []}
+    assert least(**mixed, **{BASE: 2}) - least(**mixed) == pytest.approx(2 * usd[TYPES.index(first)] - 0.2 * min(usd))
+    assert least(**mixed) == pytest.approx(0.1 * 8 * min(usd))
+    assert least(**alone, **{BASE: 2}) == pytest.approx((2 + 0.6) * usd[TYPES.index(first)])
+
+
+def test_unpriced_type_counts_as_the_dearest() -> None:
+    types = {"p9.48xlarge": P9}
+    mixed = spec_of(SPOT, {**TWO_TYPES, OTHERS: ["p9.48xlarge"], "instance_types": types, BASE: 2})
+    part = cost(Plan(mixed, AT)).parts[0]
+    assert (part.usd_hour, part.unknown) == (0, ("p9.48xlarge",))
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "base", "warned"),
+    [
+        ("p5.48xlarge", [], 3, True),
+        ("p5.48xlarge", [], 4, False),
+        ("p5.48xlarge", ["p5en.48xlarge"], 0, True),
+        ("p5.48xlarge", ["g6.48xlarge"], 0, False),
+        ("g6.48xlarge", ["p5.48xlarge"], 0, False),
+    ],
+)
+def test_large_gang_counts_spot_nodes_of_scarce_types(first: str, others: list[str], base: int, warned: bool) -> None:
+    found = run_in(Context.at(two_types(**{"groups.0.instance_type": first, OTHERS: others, BASE: base}), AT, NOW))
+    assert ("CAP-017" in [finding.code for finding in found]) == warned
+
+
+def test_type_by_hand_is_used_where_it_is_a_further_type() -> None:
+    types = {"p9.48xlarge": P9, "p9a.48xlarge": P9}
+    edits = {"groups.0.instance_type": "p9.48xlarge", OTHERS: ["p9a.48xlarge"], "instance_types": types}
+    assert "EC2-014" not in [finding.code for finding in run_in(Context.at(two_types(**edits), AT, NOW))]
 
 
 def test_both_launching_roles_need_the_volume_key() -> None:
