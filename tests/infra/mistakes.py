@@ -47,8 +47,8 @@ OTHERS = "groups.0.other_types"
 TWO_TYPES: dict[str, Any] = {
     "groups.0.instance_type": "g6.12xlarge",
     OTHERS: ["g5.12xlarge"],
-    "groups.0.placement": "none",
     "groups.0.efa": False,
+    "groups.0.placement": "none",
 }
 UNLIKE = ("g5.48xlarge", "g6e.12xlarge", "inf2.24xlarge", "g5g.16xlarge", "g4dn.metal", "mac1.metal")
 """Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, and Linux."""

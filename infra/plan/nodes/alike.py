@@ -60,11 +60,11 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance, by_hand: bool) -> I
     layout = nics(kind, spec.network.nic_policy)
     words = f"network cards: {len(kind.cards)}, EFA interfaces: {kind.efa}"
     yield Trait(layout, words, "set efa: false, or take types with the same network cards")
-    generation = "v3" if kind.name.startswith(NITRO_V3) else "v4 or newer"
-    words = f"EFA of Nitro {generation}" if kind.efa else "no EFA"
+    older = kind.efa > 0 and kind.name.startswith(NITRO_V3)
+    words = f"EFA of Nitro {'v3' if older else 'v4 or newer'}" if kind.efa else "no EFA"
     # Nitro v3 has no RDMA write, and most of it no RDMA read
     # (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types).
-    yield Trait(words, words, "set efa: false, or take types of one Nitro generation")
+    yield Trait(older, words, "set efa: false, or take types of one Nitro generation")
     gib = kind.memory_mib // 1024
     yield Trait(
         (kind.vcpus, gib), f"{kind.vcpus} vCPUs and {gib} GiB", "take types with as many vCPUs and as much memory"
