@@ -65,7 +65,8 @@ class Group(Section):
         Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "g5.12xlarge")], ...
     ] = ()
     """EC2, spot: further types that a node may have, in the order of preference, where `instance_type` is not to be had. All
-    are launched by one template, so they have the same accelerators, cores and network cards: rule EC2-024."""
+    are launched by one template, so they have as many accelerators, vCPUs and network cards, and are alike in more: rule
+    EC2-024."""
     count: Annotated[int, Field(ge=0, le=6758)]
     """HyperPod's upper limit, from its API model."""
     min_count: Annotated[int, Field(ge=0)] | None = None

@@ -271,7 +271,7 @@ def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
     why = f"{policy.min_nodes * ranks} ranks are more than the {micro_batches} micro-batches of a step"
     fix = "fewer ranks, or a smaller train.micro_batch"
     if ranks > micro_batches:
-        return problem("--nproc", flags.nproc, why, allowed=f"1 to {micro_batches}", fix=fix)
+        return problem("--nproc", flags.nproc or ranks, why, allowed=f"1 to {micro_batches}", fix=fix)
     return problem("--nodes", flags.nodes, why, allowed=f"1 to {micro_batches // ranks}", fix=fix)
 
 

@@ -15,6 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 SNAPSHOT = Path(__file__).with_name("instances.jsonl")
+NITRO_V3 = (
+    *("c5n.", "dl1.", "dl2q.", "g4dn.", "g5.", "i3en.", "inf1.", "m5dn.", "m5n.", "m5zn."),
+    *("p3dn.", "p4d.", "p4de.", "r5dn.", "r5n.", "vt1.", "x2iezn."),
+)
+"""Families with EFA on Nitro v3, as the table of supported instance types had them in August 2026; none has EFA on an older one
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types)."""
 
 
 @dataclass(frozen=True)

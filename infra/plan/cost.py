@@ -168,7 +168,7 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
             {_dearest(types, region): group.count},
             _note(group),
             always_on=capacity.create or not accelerated,
-            least=_least(group),
+            least=_least(group, types, region),
         )
     disks = {"gp3-gb": group.count * group.root_volume_gib}
     if not spec.hyperpod:
@@ -184,12 +184,17 @@ def _dearest(types: Sequence[str], region: str) -> str:
     return unpriced[0] if unpriced else max(prices, key=lambda kind: known.usd_hour if (known := prices[kind]) else 0.0)
 
 
-def _least(group: Group) -> float:
-    """Return the share of the figure that is paid at least: spot may be cheap, nodes on demand are not."""
+def _least(group: Group, types: Sequence[str], region: str) -> float:
+    """Return the share of the figure, which has the dearest type, that is paid at least: nodes on demand are of the preferred
+    type and paid in full, the others may be the cheapest type on cheap spot."""
     if group.capacity.mode != "spot" or not group.count:
         return 1.0
     base = min(group.capacity.on_demand_base, group.count)
-    return (base + SPOT_SHARE * (group.count - base)) / group.count
+    known = [price(kind, region) for kind in types]
+    usd = [each.usd_hour if each else 0.0 for each in known]
+    if not all(usd):  # Then the figure is 0, and types are not compared.
+        usd = [1.0]
+    return (base * usd[0] + SPOT_SHARE * (group.count - base) * min(usd)) / (group.count * max(usd))
 
 
 def _note(group: Group) -> str:

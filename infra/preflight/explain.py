@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from infra.config import Capacity, ClusterSpec, Group
 from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
-from infra.plan.nodes.capacity import market
+from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.summary import machines
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
@@ -173,10 +173,22 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
             return _end(spec, path, before, after)
         if before.capacity.create:
             return protected(path, "the reservation that the stack made")
-    if key == "capacity" and spec.backend == "ec2" and _same_but(before, after, "on_demand_base"):
-        message = f"{before.capacity.on_demand_base} nodes on demand become {after.capacity.on_demand_base}"
-        lost = "local disks and jobs of nodes that Auto Scaling ends to get there"
-        return Change(path, Effect.REPLACES_NODES, message, lost, "let jobs save and stop first")
+    if key == "capacity" and spec.backend == "ec2":
+        if mix(after) and shares(before) != shares(after):
+            lost = "local disks and jobs of nodes that Auto Scaling ends to get there"
+            message = f"{_in_words(shares(before))} become {_in_words(shares(after))}"
+            return Change(path, Effect.REPLACES_NODES, message, lost, "let jobs save and stop first")
+        base = before.capacity.on_demand_base
+        if before.capacity.mode == after.capacity.mode == "spot" and base and not mix(after):
+            message = (
+                f"{base} nodes on demand become none, but those that run most likely stay, billed until you end them"
+            )
+            fix = "let the job save, then end the nodes on demand: spot ones take their place"
+            return Change(path, Effect.NEW_NODES, message, "", fix)
+    if key == "other_types" and (gone := [kind for kind in before.other_types if kind not in after.ec2_types]):
+        message += f"; nodes of {' and '.join(gone)} keep running, and `fab node-verify` fails them as another type"
+        fix = "let the job save, then end those nodes"
+        return Change(path, Effect.NEW_NODES, message, "", fix)
     if key == "instance_type" and before.capacity.create:
         return protected(path, "the reservation that the stack made")
     if key == "role":
@@ -201,6 +213,12 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         "their local disks and jobs",
         "let jobs save and stop first, or add a second group",
     )
+
+
+def _in_words(share: Shares) -> str:
+    if share.percent:
+        return "nodes all on demand"
+    return f"{share.base} nodes on demand with the others on spot" if share.base else "nodes all on spot"
 
 
 def _same_but(before: Group, after: Group, *keys: str) -> bool:

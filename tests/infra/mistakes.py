@@ -47,10 +47,11 @@ OTHERS = "groups.0.other_types"
 TWO_TYPES: dict[str, Any] = {
     "groups.0.instance_type": "g6.12xlarge",
     OTHERS: ["g5.12xlarge"],
+    "groups.0.efa": False,
     "groups.0.placement": "none",
 }
 UNLIKE = ("g5.48xlarge", "g6e.12xlarge", "inf2.24xlarge", "g5g.16xlarge", "g4dn.metal", "mac1.metal")
-"""Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, EFA, and Linux."""
+"""Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, and Linux."""
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
 
@@ -183,9 +184,7 @@ MISTAKES = [
     Mistake("CAP-020", RESERVED, {"groups.0.placement": "cluster"}),
     Mistake("CAP-018", RESERVED, {"groups.0.count": 0}),
     *(Mistake("EC2-024", SPOT, {**TWO_TYPES, OTHERS: [kind]}, f"{OTHERS}.0") for kind in UNLIKE),
-    Mistake(
-        "EC2-024", SPOT, {**TWO_TYPES, "groups.0.instance_type": "g6.48xlarge", OTHERS: ["g6e.48xlarge"]}, f"{OTHERS}.0"
-    ),
+    Mistake("EC2-024", SPOT, {**TWO_TYPES, "groups.0.efa": True}, f"{OTHERS}.0"),
     Mistake("EC2-001", SPOT, {**TWO_TYPES, OTHERS: ["g5.12xlrage"]}, f"{OTHERS}.0"),
     Mistake("CFG-006", SLURM, {"groups.2.other_types": ["p5en.48xlarge"]}),
     Mistake("CAP-022", SPOT, {**TWO_TYPES, "groups.0.capacity": {"mode": "on-demand"}}, OTHERS),

@@ -35,6 +35,7 @@ EXISTING: dict[str, Any] = {"network.existing": {"vpc_id": VPC, "compute_subnet_
 CONTROL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "control_subnet_ids": [SUBNET, OTHER]}}
 ZONAL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "zone_subnet_ids": {"use1-az2": SUBNET}}}
 FS = "fs-0123456789abcdef0"
+TABLE = "rtb-0123456789abcdef0"
 DNS = f"{FS}.fsx.us-east-1.amazonaws.com"
 LUSTRE: dict[str, Any] = {
     **EXISTING,
@@ -138,13 +139,29 @@ def attribute(name: str, value: bool) -> Answer:
 
 
 def routes(*found: dict[str, str]) -> Answer:
-    table = {"Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
+    table = {"RouteTableId": TABLE, "Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
     return "ec2", "describe_route_tables", {"RouteTables": [table]}
 
 
-def endpoint(kind: str = "", private_dns: bool = False) -> Answer:
-    found = [{"VpcEndpointType": kind, "PrivateDnsEnabled": private_dns}] if kind else []
-    return "ec2", "describe_vpc_endpoints", {"VpcEndpoints": found}
+def endpoints(*found: dict[str, Any]) -> Answer:
+    return "ec2", "describe_vpc_endpoints", {"VpcEndpoints": list(found)}
+
+
+def gateway(table: str = TABLE, service: str = "s3") -> dict[str, Any]:
+    return {
+        "ServiceName": f"com.amazonaws.us-east-1.{service}",
+        "VpcEndpointType": "Gateway",
+        "RouteTableIds": [table],
+    }
+
+
+def interface(private_dns: bool, **options: bool) -> dict[str, Any]:
+    return {
+        "ServiceName": "com.amazonaws.us-east-1.s3",
+        "VpcEndpointType": "Interface",
+        "PrivateDnsEnabled": private_dns,
+        "DnsOptions": options,
+    }
 
 
 def file_system(**keys: Any) -> Answer:
@@ -306,6 +323,8 @@ class Case:
 TCP = {"IpProtocol": "tcp"}
 NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcdef0"}
 GATEWAY = {"DestinationPrefixListId": "pl-01234567", "GatewayId": "vpce-01234567"}
+"""A gateway endpoint of S3, or of DynamoDB: only the endpoint says which."""
+INBOUND_ONLY = {"PrivateDnsOnlyForInboundResolverEndpoint": True}
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-01234567"}
 G_SPOT = "All G and VT Spot Instance Requests"
 G_ON_DEMAND = "Running On-Demand G and VT instances"
@@ -330,6 +349,11 @@ MANY_RANGES = [f"10.{number}.0.0/16" for number in range(60)]
 INBOUND_RULES = "Inbound or outbound rules per security group"
 PROXIED: dict[str, Any] = {**EXISTING, "network.proxy": PROXY}
 THEIRS: dict[str, Any] = {f"{LINKS}.1": {"path": "/theirs", "bucket": "theirs"}}
+THEIRS_WITH_KEY: dict[str, Any] = {f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": KEY}}
+ALIAS = "alias/theirs"
+THEIRS_WITH_ALIAS: dict[str, Any] = {
+    f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": f"arn:aws:kms:us-east-1:123456789012:{ALIAS}"}
+}
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
 NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
 STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
@@ -459,6 +483,9 @@ CASES = [
     Case("CAP-106", SPOT, [prices("3.10", "9.40")], MODE, "warning"),
     Case("CAP-107", SPOT, [scores(use1_az4=9)]),
     Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=9)], MODE, "warning"),
+    Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=1)]),
+    Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=2)], MODE, "warning"),
+    Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=1)], MODE, "warning", edits={OTHERS: ["g6.48xlarge"] * 2}),
     Case("CAP-107", SPOT, second_page(scores(use1_az4=9), token="NextToken")),
     Case("NET-101", SPOT, [zone("use1-az4")]),
     Case("NET-101", SPOT, [zone("use1-az1")], "zone_id"),
@@ -490,18 +517,34 @@ CASES = [
         edits=EXISTING,
     ),
     Case("NET-105", SPOT, [NO_VPC], "network.existing.vpc_id", edits=EXISTING),
-    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=EXISTING),
-    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
-    Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
-    Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
-    Case("NET-106", SPOT, second_page(routes(NAT, GATEWAY), token="NextToken"), edits=EXISTING),
-    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=PROXIED),
-    Case("NET-106", SPOT, [routes(GATEWAY)], edits=PROXIED),
-    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint("Interface", False)], COMPUTE, edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint("Interface", True)], edits=PROXIED),
-    Case("NET-106", SPOT, [routes(), endpoint()], COMPUTE, edits={**EXISTING, **CLOSED}),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY), endpoints(gateway())], edits=EXISTING),
+    Case("NET-106", SPOT, [routes(NAT), endpoints()], COMPUTE, "warning", edits=EXISTING),
+    Case(
+        "NET-106",
+        SPOT,
+        [routes(NAT, GATEWAY), endpoints(gateway(service="dynamodb"))],
+        COMPUTE,
+        "warning",
+        edits=EXISTING,
+    ),
+    Case("NET-106", SPOT, [routes(NAT), endpoints(gateway("rtb-01234567"))], COMPUTE, "warning", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(GATEWAY), endpoints(gateway())], COMPUTE, "warning", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(INTERNET, GATEWAY), endpoints(gateway())], COMPUTE, edits=EXISTING),
+    Case(
+        "NET-106",
+        SPOT,
+        [*second_page(routes(NAT, GATEWAY), token="NextToken"), endpoints(gateway())],
+        edits=EXISTING,
+    ),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY), endpoints(gateway())], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(GATEWAY), endpoints(gateway())], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(NAT), endpoints()], COMPUTE, "warning", edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints()], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(GATEWAY), endpoints()], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints(interface(False))], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints(interface(True, **INBOUND_ONLY))], COMPUTE, edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints(interface(True))], edits=PROXIED),
+    Case("NET-106", SPOT, [routes(), endpoints()], COMPUTE, edits={**EXISTING, **CLOSED}),
     Case("NET-107", SPOT, [security_group()], edits=MORE_GROUPS),
     Case("NET-107", SPOT, [security_group(vpc="vpc-01234567")], f"{FURTHER}.0", edits=MORE_GROUPS),
     Case("NET-107", SPOT, [NO_GROUP], f"{FURTHER}.0", edits=MORE_GROUPS),
@@ -564,7 +607,13 @@ CASES = [
     Case("DRA-101", SPOT, [("s3", "get_bucket_encryption", "NoSuchBucket")], edits=THEIRS),
     Case("DRA-101", SPOT, [encrypted("arn:aws:kms:us-east-1:123456789012:alias/aws/s3")], edits=THEIRS),
     Case("DRA-101", SPOT, [encrypted(KEY)], f"{LINKS}.1.kms_key", "warning", edits=THEIRS),
-    Case("DRA-101", SPOT, [encrypted(KEY)], edits={f"{LINKS}.1": {**THEIRS[f"{LINKS}.1"], "kms_key": KEY}}),
+    Case("DRA-101", SPOT, [encrypted(KEY)], edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(KEY.rpartition("/")[2])], edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(f"{KEY[:-1]}e")], f"{LINKS}.1.kms_key", "warning", edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(ALIAS)], f"{LINKS}.1.kms_key", "warning", edits=THEIRS),
+    Case("DRA-101", SPOT, [encrypted(ALIAS)], f"{LINKS}.1.kms_key", "unknown", edits=THEIRS_WITH_KEY),
+    Case("DRA-101", SPOT, [encrypted(ALIAS)], edits=THEIRS_WITH_ALIAS),
+    Case("DRA-101", SPOT, [encrypted(KEY)], f"{LINKS}.1.kms_key", "unknown", edits=THEIRS_WITH_ALIAS),
     Case("S3-102", SPOT, EMPTY),
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()]),

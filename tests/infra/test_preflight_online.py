@@ -28,8 +28,20 @@ from infra.preflight.online.run import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from lustrain.problem import UserError
 from tests.infra.edits import place, spec_of
-from tests.infra.mistakes import EKS, NOW, SLURM, SPOT
-from tests.infra.online_cases import BOUNDED, BUCKETS, CASES, CONTROL, IMAGE, LUSTRE, Answer, Case, within_boundary
+from tests.infra.mistakes import EKS, KEY, NOW, SLURM, SPOT
+from tests.infra.online_cases import (
+    BOUNDED,
+    BUCKETS,
+    CASES,
+    CONTROL,
+    IMAGE,
+    LUSTRE,
+    THEIRS,
+    Answer,
+    Case,
+    encrypted,
+    within_boundary,
+)
 
 
 def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
@@ -83,6 +95,12 @@ def test_each_answer_is_judged(case: Case) -> None:
     told = {(finding.path, finding.level) for finding in found}
     assert told == ({(case.path, case.level)} if case.path else set()), list(found)
     assert all(finding.fix and finding.code == case.code for finding in found)
+
+
+def test_bare_key_id_of_a_bucket_comes_as_an_arn() -> None:
+    aws = aws_that_says([encrypted(KEY.rpartition("/")[2])], place(SPOT).region)
+    (found,) = ask(ONLINE["DRA-101"], context(SPOT, THEIRS), aws)
+    assert found.fix.startswith(f"set kms_key: {place(SPOT).arn('kms', KEY.rpartition(':')[2])};")
 
 
 def test_every_online_rule_has_a_good_and_a_bad_answer() -> None:

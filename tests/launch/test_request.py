@@ -133,6 +133,12 @@ def test_nodes_that_make_no_replica_are_one_line(tmp_path: Path, shard: str, nod
     assert not line or str(refused.value.problems[0]).startswith(line)
 
 
+def test_ranks_of_the_cluster_are_shown_where_too_many(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        request_of(tmp_path, cluster(), {"global_batch": 4, "micro_batch": 1})
+    assert str(refused.value.problems[0]).startswith("--nproc = 8: 8 ranks are more than the 4 micro-batches of a step")
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

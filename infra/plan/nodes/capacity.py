@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from infra.catalog.instances import Instance
 from infra.config import Backend, Capacity, CapacityMode, ClusterSpec, Group
@@ -108,6 +108,23 @@ def mix(group: Group) -> Mix | None:
     if group.capacity.mode != "spot" or not (group.other_types or group.capacity.on_demand_base):
         return None
     return Mix(group.ec2_types, group.capacity.on_demand_base)
+
+
+class Shares(NamedTuple):
+    """How much of a group is on demand: `base` nodes in any case, and `percent` of all above them."""
+
+    base: int
+    percent: int
+
+
+def shares(group: Group) -> Shares:
+    """Return a group's shares. Where a mix has others than its group had, Auto Scaling replaces running nodes to get there
+    (`OnDemandBaseCapacity`,
+    https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/aws-properties-autoscaling-autoscalinggroup-instancesdistribution.html).
+    """
+    if group.capacity.mode != "spot":
+        return Shares(0, 100)
+    return Shares(group.capacity.on_demand_base, 0)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from infra.catalog.fsx import (
     TIERED_METADATA_IOPS,
     TIERED_STEP_MB_S,
 )
-from infra.catalog.instances import Instance
+from infra.catalog.instances import NITRO_V3, Instance
 from infra.config import ClusterSpec, ExistingLustre, Lustre
 
 
@@ -59,12 +59,6 @@ class LustrePlan:
         return "AUTOMATIC" if self.metadata_iops is None else "USER_PROVISIONED"
 
 
-NITRO_V3 = (
-    *("c5n.", "dl1.", "dl2q.", "g4dn.", "g5.", "i3en.", "inf1.", "m5dn.", "m5n.", "m5zn."),
-    *("p3dn.", "p4d.", "p4de.", "r5dn.", "r5n.", "vt1.", "x2iezn."),
-)
-"""Families with EFA on Nitro v3, as the table of supported instance types had them in August 2026; none has EFA on an older one
-(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types)."""
 WITHOUT_LUSTRE_EFA = (*NITRO_V3, "trn2.", "trn2u.")
 """Families with EFA that FSx does not take it from: it wants Nitro v4 or newer, and no Trainium 2
 (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""

@@ -24,6 +24,9 @@ WILD = 2.0
 """A spot price that varied by this factor within DAYS is a zone that is running out; ours."""
 POOR_SCORE = 3
 """Of 10; AWS calls 10 likely and 1 very unlikely, the line between is ours (SCORES)."""
+FEW_TYPES = 3
+"""With fewer types "the returned placement score will always be low": only zones are then compared
+(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetSpotPlacementScores.html)."""
 SOON = timedelta(minutes=1)
 TO_COME = ("scheduled", "pending", "payment-pending", "assessing", "delayed", "unassigned")
 """States of a reservation that is still to begin (RESERVATION)."""
@@ -213,7 +216,7 @@ def spot_prices(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "CAP-107",
-    "AWS thinks it likely that the gang comes on spot in this zone.",
+    "AWS thinks it likely that the gang comes on spot in this zone; of one or two types, no less likely than in another.",
     SCORES,
     level="warning",
     permission="ec2:GetSpotPlacementScores",
@@ -231,10 +234,12 @@ def spot_score(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         scores = {item["AvailabilityZoneId"]: item["Score"] for page in pages for item in page["SpotPlacementScores"]}
         zone = spec.zone_of(group)
         score = scores.get(zone, 0)
-        if score <= POOR_SCORE:
-            best = max(scores, key=lambda one: scores[one], default="")
-            message = f"{machines(group)} in {zone} have a score of {score} of 10"
-            better = best and scores[best] > max(score, POOR_SCORE)
+        few = len(group.ec2_types) < FEW_TYPES
+        best = max(scores, key=lambda one: scores[one], default="")
+        better = best and scores[best] > (score if few else max(score, POOR_SCORE))
+        if score <= POOR_SCORE and (better or not few):
+            low = ", which is low for any one or two types" if few else ""
+            message = f"{machines(group)} in {zone} have a score of {score} of 10{low}"
             fix = f"{best} has {scores[best]}" if better else "take fewer, another type, or a reservation"
             yield finding(f"{path}.capacity.mode", message, fix)
 

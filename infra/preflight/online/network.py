@@ -137,7 +137,8 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     existing = spec.network.existing
     if existing is None:
         return
-    routes = _routes(aws, existing)
+    tables = _tables(aws, existing)
+    routes = [route for table in tables for route in table.get("Routes", [])]
     default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
     if any(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
         message = "leads to an internet gateway: nodes without public addresses get no answer"
@@ -145,13 +146,14 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     has_other_way = spec.network.proxy is not None or spec.network.closed
     if not default and not has_other_way:
         yield finding(COMPUTE, "has no default route", "add one to a NAT gateway, or set closed: true")
-    if any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
+    to_s3 = _endpoints_of_s3(aws, existing.vpc_id)
+    if any(_is_gateway(endpoint, tables) for endpoint in to_s3):
         return
     if default or not has_other_way:
         past = ", past the proxy," if spec.network.proxy else ""
         message = f"has no gateway endpoint to S3: checkpoints and data{past} pay NAT's price per GB"
         yield finding(COMPUTE, message, ADD_GATEWAY)
-    elif not _has_interface_to_s3(aws, existing.vpc_id):
+    elif not any(map(_is_interface, to_s3)):
         message = "has no way to S3, which nodes reach directly, not through a proxy: their boot fails"
         yield finding(COMPUTE, message, ADD_GATEWAY, level="error")
 
@@ -159,23 +161,35 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 ADD_GATEWAY = "add a gateway endpoint for S3 to its route table"
 
 
-def _routes(aws: Aws, existing: ExistingNetwork) -> list[Any]:
-    """Return the routes of the compute subnet; one without a table of its own has the VPC's main one."""
+def _tables(aws: Aws, existing: ExistingNetwork) -> list[Any]:
+    """Return the route tables of the compute subnet; one without a table of its own has the VPC's main one."""
     filters: Any = [{"Name": "vpc-id", "Values": [existing.vpc_id]}]
     pages = aws.ec2.get_paginator("describe_route_tables").paginate(Filters=filters)
     tables: list[Any] = [table for page in pages for table in page["RouteTables"]]
     own = [table for table in tables if _serves(table, existing.compute_subnet_id)]
-    main = [table for table in tables if any(link.get("Main") for link in table.get("Associations", []))]
-    return [route for table in own or main for route in table.get("Routes", [])]
+    return own or [table for table in tables if any(link.get("Main") for link in table.get("Associations", []))]
 
 
-def _has_interface_to_s3(aws: Aws, vpc: str) -> bool:
-    """Return whether an interface endpoint answers to S3's own name in the VPC."""
+def _endpoints_of_s3(aws: Aws, vpc: str) -> list[Any]:
     service = f"com.amazonaws.{aws.region}.s3"
-    filters: Any = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "service-name", "Values": [service]}]
+    filters: Any = [{"Name": "vpc-id", "Values": [vpc]}]
     pages = aws.ec2.get_paginator("describe_vpc_endpoints").paginate(Filters=filters)
-    interfaces = [item for page in pages for item in page["VpcEndpoints"]]
-    return any(item.get("VpcEndpointType") == "Interface" and item.get("PrivateDnsEnabled") for item in interfaces)
+    return [item for page in pages for item in page["VpcEndpoints"] if item.get("ServiceName") == service]
+
+
+def _is_gateway(endpoint: Any, tables: Sequence[Any]) -> bool:
+    """Return whether one of the route tables leads to a gateway endpoint."""
+    ids = {table.get("RouteTableId") for table in tables}
+    return endpoint.get("VpcEndpointType") == "Gateway" and not ids.isdisjoint(endpoint.get("RouteTableIds", []))
+
+
+def _is_interface(endpoint: Any) -> bool:
+    """Return whether an interface endpoint answers to the service's own name in the VPC, and not only to requests that come
+    through an inbound Resolver endpoint from outside
+    (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DnsOptions.html)."""
+    inbound_only = endpoint.get("DnsOptions", {}).get("PrivateDnsOnlyForInboundResolverEndpoint")
+    named = bool(endpoint.get("PrivateDnsEnabled")) and not inbound_only
+    return endpoint.get("VpcEndpointType") == "Interface" and named
 
 
 @RULES.add(

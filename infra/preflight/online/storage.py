@@ -12,12 +12,13 @@ from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
 from infra.plan.place import COST_TAG, host
-from infra.plan.storage.associations import S3_OWN_KEY, association_key
+from infra.plan.storage.associations import S3_OWN_KEY, AssociationPlan, association_key
 from infra.plan.storage.buckets import made_buckets
 from infra.preflight.online.client import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
 from infra.preflight.rules.buckets import KEYS, existing_buckets
+from lustrain.problem import Problem
 
 PORTS = sorted({port for ends in LUSTRE_PORTS for port in ends})
 HERE = "storage.lustre.existing"
@@ -189,11 +190,36 @@ def key_of_linked_bucket(spec: ClusterSpec, context: Context, aws: Aws) -> Probl
     made = made_buckets(spec, context.place)
     for index, plan in enumerate(context.plan.associations):
         key = None if plan.bucket in made else _kms_key(aws, plan.bucket)
-        if key and key != plan.kms_key:
-            named = f", not {plan.kms_key}" if plan.kms_key else ""
-            message = f"{plan.bucket} is under {key}{named}: FSx reads it only if the policy of that key says so"
-            fix = f"set kms_key: {key}; rule DRA-010 then prints what its policy needs"
-            yield finding(association_key(index, "kms_key"), message, fix)
+        if key and _bare(key) != _bare(plan.kms_key or ""):
+            yield _other_key(association_key(index, "kms_key"), context, plan, key)
+
+
+def _other_key(path: str, context: Context, plan: AssociationPlan, key: str) -> Problem:
+    """Return the finding where a bucket is under another key than its association names; an alias cannot be compared."""
+    bare, wanted = _bare(key), _bare(plan.kms_key or "")
+    if bare.startswith("alias/"):
+        fix = f"`aws kms describe-key --key-id {key} --query KeyMetadata.Arn` shows its key's ARN: set kms_key to that"
+        if wanted:
+            return unknown(path, f"{plan.bucket} is under {key}, an alias, perhaps of {plan.kms_key}", fix)
+        return finding(path, f"{plan.bucket} is under {key}, an alias: {READ_ONLY_IF}", fix)
+    arn = key if key.startswith("arn:") else context.place.arn("kms", f"key/{bare}")
+    if wanted.startswith("alias/"):
+        return unknown(
+            path, f"{plan.bucket} is under {arn}, perhaps not the key of {plan.kms_key}", f"set kms_key: {arn}"
+        )
+    named = f", not {plan.kms_key}" if wanted else ""
+    fix = f"set kms_key: {arn}; rule DRA-010 then prints what its policy needs"
+    return finding(path, f"{plan.bucket} is under {arn}{named}: {READ_ONLY_IF}", fix)
+
+
+READ_ONLY_IF = "FSx reads it only if the policy of that key says so"
+
+
+def _bare(key: str) -> str:
+    """Return the id of a key, or the name of an alias, without the rest of its ARN: S3 returns what the bucket's owner gave it
+    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_ServerSideEncryptionByDefault.html). A bare id is of the account that
+    asks."""
+    return key.rpartition(":")[2].removeprefix("key/")
 
 
 def _kms_key(aws: Aws, bucket: str) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems, market
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, groups, listed
 
 HYPERPOD_PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
 BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html"
@@ -194,10 +194,13 @@ def spot_with_slurm(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("CAP-017", "A large gang of spot accelerators is unlikely to come whole.", SPOT, level="warning")
 def spot_gang(spec: ClusterSpec, context: Context) -> Problems:
-    for path, group, facts in known_groups(spec):
-        large = spec.backend == "ec2" and group.capacity.mode == "spot" and group.count > LARGE_GANG
-        if large and "capacity-block" in facts.usage:
-            message = f"{group.count} x {group.ec2_type} on spot, all or none, in one zone: rarely available"
+    for path, group in groups(spec):
+        kinds = [spec.type_of(group.of_type(name)) for name in group.ec2_types]
+        nodes = group.count - group.capacity.on_demand_base
+        large = spec.backend == "ec2" and group.capacity.mode == "spot" and nodes > LARGE_GANG
+        # A type that blocks do not sell may be there where the others are not.
+        if large and all(kind and "capacity-block" in kind.usage for kind in kinds):
+            message = f"{nodes} x {' or '.join(group.ec2_types)} on spot, all or none, in one zone: rarely available"
             yield finding(f"{path}.count", message, "lower count, or buy a capacity block")
 
 
