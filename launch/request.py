@@ -150,7 +150,7 @@ def resolve_request(
         scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
     )
     if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
-        problems.append(_unusable_ranks(flags, policy))
+        problems.append(_unusable_ranks(flags, policy, one_machine=not backend.uses_groups))
     if problems:
         raise UserError(problems)
     settings = _settings(config, target.run, cluster)
@@ -257,17 +257,18 @@ def _micro_batches(config: Config, problems: list[Problem]) -> int:
     return 0
 
 
-def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy) -> Problem:
+def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy, *, one_machine: bool) -> Problem:
     """Return the problem where no number of nodes fits both parallel.shard and a step's micro-batches."""
     ranks, micro_batches, shard = policy.ranks_per_node, policy.micro_batches_per_step, policy.ranks_per_replica
     if policy.min_nodes * ranks <= micro_batches:
-        step = shard // math.gcd(shard, ranks)
-        why = f"no number of nodes with {ranks} ranks each makes a multiple of parallel.shard = {shard}"
-        most = micro_batches // ranks
+        fix = "parallel.shard = 0 (over all ranks), or another value"
+        if one_machine:
+            allowed = f"multiples of {shard} up to {micro_batches}" if shard <= micro_batches else ""
+            return problem("--nproc", ranks, f"is no multiple of parallel.shard = {shard}", allowed=allowed, fix=fix)
+        why = f"these nodes, with {ranks} ranks each, make no multiple of parallel.shard = {shard}"
+        step, most = shard // math.gcd(shard, ranks), micro_batches // ranks
         allowed = f"multiples of {step} up to {most}" if step <= most else ""
-        return problem(
-            "--nodes", flags.nodes, why, allowed=allowed, fix="parallel.shard = 0 (over all ranks), or another"
-        )
+        return problem("--nodes", flags.nodes, why, allowed=allowed, fix=fix)
     why = f"{policy.min_nodes * ranks} ranks are more than the {micro_batches} micro-batches of a step"
     fix = "fewer ranks, or a smaller train.micro_batch"
     if ranks > micro_batches:

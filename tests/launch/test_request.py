@@ -118,9 +118,9 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
             "8",
             "1-3",
             "2",
-            "--nodes = '1-3': no number of nodes with 2 ranks each makes a multiple of parallel.shard = 8",
+            "--nodes = '1-3': these nodes, with 2 ranks each, make no multiple of parallel.shard = 8",
         ),
-        ("3", "1", "2", "--nodes = '1': no number of nodes with 2 ranks each makes a multiple of parallel.shard = 3"),
+        ("3", "1", "2", "--nodes = '1': these nodes, with 2 ranks each, make no multiple of parallel.shard = 3"),
     ],
 )
 def test_nodes_that_make_no_replica_are_one_line(tmp_path: Path, shard: str, nodes: str, nproc: str, line: str) -> None:
@@ -167,6 +167,14 @@ def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: s
         resolve(wrong, load(tmp_path / "config.toml"), None)
     (only,) = caught.value.problems
     assert only.startswith(line)
+
+
+def test_ranks_of_this_machine_that_make_no_replica_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings("runs/first", global_batch=64))
+    with pytest.raises(UserError) as refused:
+        resolve(TrainFlags("config.toml", nproc="2"), load(tmp_path / "config.toml", ["parallel.shard=4"]), None)
+    (line,) = refused.value.problems
+    assert line.startswith("--nproc = 2: is no multiple of parallel.shard = 4; allowed: multiples of 4")
 
 
 def test_setting_of_ddp_beside_shards_is_one_line(tmp_path: Path) -> None:
