@@ -49,7 +49,7 @@ def test_run_that_is_killed_ends_with_the_same_bits(runs: MeshRuns, fork_server:
     assert equal(runs.tensors(killed), runs.tensors(whole))
 
 
-@pytest.mark.parametrize(("saved", "resumed"), permutations(MESHES, 2), ids=str)
+@pytest.mark.parametrize(("saved", "resumed"), list(permutations(MESHES, 2)), ids=str)
 def test_any_mesh_goes_on_from_any_other(runs: MeshRuns, saved: str, resumed: str) -> None:
     run = f"{saved}-to-{resumed}"
     runs.train(run, saved, "train.steps=4")
