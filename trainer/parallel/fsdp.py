@@ -18,7 +18,7 @@ from lustrain.problem import Problem, UserError, problem
 from trainer.config import ParallelConfig, PrecisionConfig
 from trainer.parallel.ddp import refuse_batch_statistics
 from trainer.parallel.mesh import ParallelDims
-from trainer.parallel.strategy import ModelSource
+from trainer.parallel.strategy import ModelSource, makes_empty_models
 from trainer.parallel.world import World
 
 GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,7 +35,7 @@ class Sharded:
 
     def build(self, source: ModelSource) -> nn.Module:
         """Return the model without weights where its Task can make it so, else whole, on the CPU."""
-        empty = source.empty_model() if _empty_is_what_it_builds(type(source)) else None
+        empty = source.empty_model() if makes_empty_models(type(source)) else None
         return source.build_model() if empty is None else empty
 
     def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
@@ -91,12 +91,6 @@ def unit_problems(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Problem
             why = f"is {parameter.dtype} in a block of {dtypes[unit]}"
             lines.append(problem("parallel.shard", name, why, fix="give all parameters of a block one dtype"))
     return lines
-
-
-def _empty_is_what_it_builds(kind: type) -> bool:
-    """Whether `empty_model` belongs to the class that builds the model, and not to one whose `build_model` is overridden."""
-    nearest = next((one for one in kind.__mro__ if {"build_model", "empty_model"} & vars(one).keys()), kind)
-    return "empty_model" in vars(nearest)
 
 
 def mixed_precision(config: PrecisionConfig) -> MixedPrecisionPolicy:

@@ -20,6 +20,12 @@ class ModelSource(Protocol):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]: ...
 
 
+def makes_empty_models(kind: type) -> bool:
+    """Whether a class's `empty_model` makes what it builds: it does not where a nearer class overrides `build_model` alone."""
+    nearest = next((one for one in kind.__mro__ if {"build_model", "empty_model"} & vars(one).keys()), kind)
+    return "empty_model" in vars(nearest)
+
+
 class Strategy(Protocol):
     """One way to train on all ranks. Gradients come out averaged over the ranks, whatever the way."""
 

@@ -27,6 +27,7 @@ from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World, choose
 from trainer.parallel.agree import Json, run_on_all_ranks
+from trainer.parallel.strategy import makes_empty_models
 from trainer.parallel.votes import VoteBox
 from trainer.run.footprint import check_memory, ranks_here
 from trainer.step import precision, schedule
@@ -121,7 +122,7 @@ def open_and_compare_data(config: Config, task: Task, world: World, votes: VoteB
     def work() -> Json:
         open_data(config, task, Ranks(world.rank, world.world_size, world.local_rank, ranks_here(world.world_size)))
         need = task.footprint(config.train.micro_batch)
-        check_memory(config, need, world, built_whole=task.empty_model() is None)
+        check_memory(config, need, world, built_whole=not makes_empty_models(type(task)))
         return task.fingerprint()
 
     run_on_all_ranks(votes, world.rank, "start/data", work, require_alike)

@@ -129,7 +129,7 @@ def is_spike(value: float, earlier: Sequence[float], rules: BadLossConfig) -> bo
     if len(earlier) < max(2, rules.spike_window // 2):
         return False
     mean = math.fsum(earlier) / len(earlier)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in earlier) / (len(earlier) - 1))
+    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in earlier) / (len(earlier) - 1))
     return value - mean > rules.spike_deviations * deviation
 
 
