@@ -8,10 +8,12 @@ from launch import tasks as launch_tasks
 from lustrain.task import refuse_mistyped_flags
 from node_setup import tasks as node_tasks
 from node_setup.fleet.options import DEFAULTS
+from planner import tasks as planner_tasks
 from rehearsal import tasks as rehearsal_tasks
 
 namespace = Collection()
-for one in (*infra_tasks.TASKS, *image_tasks.TASKS, *node_tasks.TASKS, *launch_tasks.TASKS, *rehearsal_tasks.TASKS):
+every = (infra_tasks, image_tasks, node_tasks, planner_tasks, launch_tasks, rehearsal_tasks)
+for one in (task for room in every for task in room.TASKS):
     namespace.add_task(one)
 namespace.configure(dict(DEFAULTS))
 refuse_mistyped_flags()

@@ -25,7 +25,7 @@ from lustrain.leaks import secrets_in
 HOME = "opt/lustrain"
 LAYERS = ("torch", "app", "code")
 TARGETS = ("cpu", "cuda", "gaudi")
-FOREIGN = ("infra", "node_setup", "images", "launch", "rehearsal", "tests", "pulumi", "moto", "fabric")
+FOREIGN = ("infra", "node_setup", "images", "launch", "planner", "rehearsal", "tests", "pulumi", "moto", "fabric")
 # From extras of pyproject.toml that the image leaves out; only modules for these extras import it.
 LEFT_OUT = ("PIL",)
 PLUGIN = "libnccl-net-ofi.so"

@@ -32,7 +32,7 @@ from trainer.tasks import SHIPPED, make_task
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "launch", "rehearsal")
+ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "launch", "planner", "rehearsal")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 LONGEST_README = 150

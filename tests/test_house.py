@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[1]
-ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "launch", "rehearsal")
+ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "launch", "planner", "rehearsal")
 
 
 def sources(*folders: str) -> list[Path]:

@@ -44,7 +44,10 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Instance:
-    """One instance type; `usage` holds the ways to pay for it (`on-demand`, `spot`, `capacity-block`)."""
+    """One instance type; `usage` holds the ways to pay for it (`on-demand`, `spot`, `capacity-block`).
+
+    `network_gbit` is what all cards carry together without end, in Gbit/s; 0 where AWS does not say.
+    """
 
     name: str
     architecture: str
@@ -59,6 +62,7 @@ class Instance:
     efa: int
     primary_card: int
     cards: tuple[Card, ...]
+    network_gbit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,4 +107,5 @@ def _instance(line: dict[str, Any]) -> Instance:
         efa=line["efa"],
         primary_card=line["primary"],
         cards=tuple(cards),
+        network_gbit=line["gbit"],
     )

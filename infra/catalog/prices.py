@@ -1,7 +1,8 @@
 """What AWS charges, at list price, from dated lists.
 
 `prices.jsonl` has one row for each list that was read: its regions, date, source, the unit, and USD by name. A name is an
-instance type or a part of another service, such as `lustre-ssd-125-gb`. Prices change: the bill is right, this is not.
+instance type on demand, the same type as `spot:` or `capacity-block:`, or a part of another service, such as
+`lustre-ssd-125-gb`. Prices change: the bill is right, this is not.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -40,6 +41,7 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "placement": sorted(record["PlacementGroupInfo"]["SupportedStrategies"]),
         "efa": efa,
         "primary": network.get("DefaultNetworkCardIndex", 0),
+        "gbit": _sustained_gbit(network),
         "cards": _cards(network, efa),
     }
 
@@ -60,6 +62,19 @@ def _cards(network: dict[str, Any], efa: int) -> list[list[Any]]:
         (card["MaximumNetworkInterfaces"], tuple(sorted(card.get("InterfaceTypes") or without))) for card in cards
     ]
     return [[len(list(run)), slots, list(kinds)] for (slots, kinds), run in groupby(shapes)]
+
+
+def _sustained_gbit(network: dict[str, Any]) -> float:
+    """Return what all cards carry together without end, in Gbit/s; 0 where AWS gives words, like `Moderate`.
+
+    The figure is NetworkPerformance's, since cards may be able to carry more together than the instance. `Up to` is a burst;
+    the first card's baseline holds without end (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-network-bandwidth.html).
+    """
+    text = network["NetworkPerformance"]
+    if text.startswith("Up to"):
+        return float(network["NetworkCards"][0].get("BaselineBandwidthInGbps", 0))
+    found = re.fullmatch(r"(?:(\d+)x )?([\d.]+) Gigabit", text)
+    return int(found[1] or 1) * float(found[2]) if found else 0.0
 
 
 def render(records: Iterable[dict[str, Any]], source: str, date: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 import node_setup
 from infra.catalog import refresh
+from infra.catalog.accelerators import PEAKS
 from infra.catalog.botocore_data import regions
 from infra.catalog.instances import SNAPSHOT, Accelerator, instance, snapshot
 from infra.catalog.kubernetes import NEWEST, VERSIONS
@@ -145,3 +146,18 @@ def test_every_type_is_in_it_once() -> None:
     assert written["instance"]["p5.48xlarge"] == {"gpus": 8, "gpu": "NVIDIA H100", "efa": 32, "nvme": 8}
     assert written["instance"]["trn1.32xlarge"]["neuron"] == 16
     assert "c7i.4xlarge" in written["plain"]["0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gbit"),
+    [("p5.48xlarge", 3200), ("p4d.24xlarge", 400), ("g6e.48xlarge", 400), ("g5.xlarge", 2.5), ("m1.small", 0)],
+)
+def test_network_is_what_it_carries_without_end(name: str, gbit: float) -> None:
+    """Also where cards could carry more together, where AWS names cards, a burst, or a word."""
+    found = instance(name)
+    assert found
+    assert found.network_gbit == gbit
+
+
+def test_every_gpu_of_a_known_peak_is_in_the_catalogue() -> None:
+    assert PEAKS.keys() <= {device.name for found in snapshot().types.values() for device in found.accelerators}

@@ -1,0 +1,44 @@
+"""Flags of `fab plan-training` and `run-cost`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lustrain.flags import flag
+
+
+@dataclass(frozen=True)
+class PlanFlags:
+    config: str = flag(help="the run's settings, a TOML file")
+    tokens: str = flag(help="tokens to train on, like 15T, 300B or 2e9")
+    set: tuple[str, ...] = flag((), "KEY=VALUE: another value for one setting; may be given again")
+    instance_type: str | None = flag(None, "type of the nodes, like p5.48xlarge; else the Cluster's workers'")
+    nodes: str | None = flag(None, "number of nodes; else as many as the Cluster has (1)")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    group: str | None = flag(None, "the Cluster's group of workers; else its only one")
+    mfu: str | None = flag(None, "share of a GPU's peak while nothing waits for the network, like 0.45 (0.4, assumed)")
+    run: str | None = flag(None, "take that share from the records of a run of the same model on such nodes")
+    mtbf_hours: str | None = flag(None, "hours between interruptions of the job; else by nodes, spot by the settings")
+    restart_s: str | None = flag(None, "seconds from an interruption to the new start's first read (300, assumed)")
+    store_gb_s: str | None = flag(None, "GB/s between a node and its checkpoints' store (2, assumed)")
+    price: tuple[str, ...] = flag((), "MODE=USD: what a node costs an hour as on-demand, spot, …; may be given again")
+    region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
+    lustre_gib: str = flag("0", "size of the FSx for Lustre file system that is there meanwhile (0)")
+    lustre_rate: str = flag("250", "its MB/s per TiB (250)")
+    json: bool = flag(False, "print one JSON object")
+
+
+@dataclass(frozen=True)
+class RunCostFlags:
+    run: str = flag(help="the run: a folder, s3://bucket/prefix, or with a Cluster its name")
+    instance_type: str | None = flag(None, "type of its nodes, like p5.48xlarge; else the Cluster's workers'")
+    paid: str | None = flag(
+        None, "on-demand, spot, capacity-block or training-plan; else as the Cluster says (on-demand)"
+    )
+    price: tuple[str, ...] = flag((), "MODE=USD: what a node costs an hour, paid so; may be given again")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    group: str | None = flag(None, "the Cluster's group of workers; else its only one")
+    region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
+    json: bool = flag(False, "print one JSON object")

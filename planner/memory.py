@@ -1,0 +1,183 @@
+"""What a strategy allocates on one GPU at its peak, from the shapes of what autograd keeps.
+
+The terms are those of `trainer.tasks.models.llama` under autocast, and of FSDP2 with `trainer.parallel.fsdp`'s policy;
+`tests/planner/test_planner_memory.py` holds them against what torch allocates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.strategy import Strategy
+from planner.work import Work
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How kernels of a device differ in what they keep for backward."""
+
+    norm_keeps_output: bool
+    """RMSNorm is made of smaller operations, whose normalised fp32 copy is kept beside the input."""
+    norm_returns_fp32: bool
+    """Autocast computes RMSNorm in fp32, so that each matrix that reads its output keeps a copy of its own."""
+
+
+CUDA = Kernels(norm_keeps_output=False, norm_returns_fp32=True)
+"""torch has a fused RMSNorm since 2.9, which keeps the input and one number a token
+(https://github.com/pytorch/pytorch/pull/153666), and lists it among what autocast does in fp32
+(https://github.com/pytorch/pytorch/blob/v2.9.0/aten/src/ATen/autocast_mode.h)."""
+CPU = Kernels(norm_keeps_output=True, norm_returns_fp32=False)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU at the peak. `gathered` are whole weights and gradients of what is computed now, and autocast's
+    copies of weights; `working` is what exists for a moment beside them."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return self.state + self.gathered + self.activations + self.working
+
+    @property
+    def state(self) -> int:
+        """What is there between steps too."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def memory(work: Work, strategy: Strategy, kernels: Kernels = CUDA) -> Memory:
+    """Return the largest of several moments: at the loss, while blocks go backward, and at the end of backward."""
+    parts = strategy.shard * strategy.tensor
+    held = 4 * work.parameters // parts
+    gradients = held
+    if strategy.shard == 1 and strategy.replicate > 1 and not work.bucket_views:
+        gradients += held
+    activations = _Activations(work, strategy, kernels)
+    kept, loss = activations.kept, activations.loss
+    if strategy.shard > 1:
+        first, block, reduced, last = _gathered(work, strategy)
+        moments = [
+            (first, kept + loss.kept, loss.working),
+            (block, kept, activations.block),
+            (block + reduced, kept - activations.kept_of_block, activations.block),
+            (last, 0, 0),
+        ]
+    else:
+        copies, head = _autocast_copies(work, strategy)
+        after_forward = head if strategy.recompute != "none" else copies - head if activations.in_chunks else copies
+        moments = [
+            (copies, kept + loss.kept, loss.forward),
+            (after_forward, kept + loss.kept, loss.working),
+            (after_forward, kept, activations.block),
+        ]
+    return max(
+        (Memory(held, gradients, 2 * held, *moment) for moment in moments), key=lambda each: (each.total, each.gathered)
+    )
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Bytes of the last norm, the output layer and the loss: kept until backward, and beside that in forward and backward."""
+
+    kept: int
+    forward: int
+    working: int
+
+
+class _Activations:
+    """Bytes that one micro-batch takes on a GPU; with tensor parallelism each holds its part of the sequence or the width."""
+
+    def __init__(self, work: Work, strategy: Strategy, kernels: Kernels) -> None:
+        self._work, self._kernels, self._tensor = work, kernels, strategy.tensor
+        self._bytes = work.compute_bytes
+        # The embedding is gathered in the format that is computed with, and what is added to it keeps that format.
+        self._residual = work.compute_bytes if strategy.shard > 1 else 4
+        whole, recompute = self._block(), strategy.recompute
+        of_block = {"none": whole, "selective": self._selective(), "full": self._part(self._residual * self._width)}
+        kept = of_block[recompute]
+        self.kept_of_block, self.kept = kept, work.shape.layers * kept
+        recomputed = 0 if recompute == "none" else whole
+        self.block = recomputed + self._part(
+            2 * self._bytes * work.tokens * work.shape.hidden + (self._residual + 4) * self._width
+        )
+
+    @property
+    def in_chunks(self) -> bool:
+        """Logits exist for a part of the tokens at a time."""
+        return 0 < self._work.loss_chunk < self._work.tokens
+
+    @property
+    def _width(self) -> int:
+        return self._work.tokens * self._work.shape.width
+
+    def _part(self, count: int) -> int:
+        return count // self._tensor
+
+    def _norm(self) -> int:
+        return (8 if self._kernels.norm_keeps_output else 4) * self._width
+
+    def _attention_output(self) -> int:
+        return self._bytes * self._width + 4 * self._work.tokens * self._work.shape.heads
+
+    def _block(self) -> int:
+        """Of a whole block: under autocast each matrix that reads a norm's output keeps a copy of its own."""
+        work, tokens, e = self._work, self._work.tokens, self._bytes
+        copied = e < 4 and (self._residual == 4 or self._kernels.norm_returns_fp32)
+        inputs = (5 if copied else 2) * e * self._width
+        attention = e * (self._width + 2 * tokens * work.kv_width) + self._attention_output()
+        return self._part(2 * self._norm() + inputs + attention + 4 * e * tokens * work.shape.hidden)
+
+    def _selective(self) -> int:
+        """Attention and every second matrix product: query, value, gate, down (`trainer.step.recompute`)."""
+        work, e = self._work, self._bytes
+        products = e * work.tokens * (2 * work.shape.width + work.kv_width + work.shape.hidden)
+        return self._part(self._residual * self._width + products + self._attention_output())
+
+    @property
+    def loss(self) -> _Loss:
+        """Logits are fp32 in the loss: their logarithms are kept, and two gradients of that size exist beside them."""
+        work, e = self._work, self._bytes
+        norm = self._norm() + e * self._width
+        if self.in_chunks:
+            logits, head = 4 * work.loss_chunk * work.shape.vocab_size, work.shape.vocab_size * work.shape.width
+            # Each chunk casts the output layer anew and adds to its fp32 gradient.
+            copy = e * head if e < 4 else 0
+            return _Loss(self._part(norm), self._part(2 * logits), self._part(3 * logits + 4 * head + copy))
+        logits = 4 * work.tokens * work.shape.vocab_size
+        return _Loss(self._part(norm + logits), self._part(logits), self._part(2 * logits))
+
+
+def _autocast_copies(work: Work, strategy: Strategy) -> tuple[int, int]:
+    """Return the bytes of the weights in the format that is computed with, of which autocast makes copies and keeps them to
+    the end of its forward pass: of all, and of the output layer, which is never recomputed."""
+    if work.compute_bytes == 4:
+        return 0, 0
+    head = work.shape.vocab_size * work.shape.width
+    matrices = work.shape.layers * sum(work.block_matrices) + head
+    return work.compute_bytes * matrices // strategy.tensor, work.compute_bytes * head // strategy.tensor
+
+
+def _gathered(work: Work, strategy: Strategy) -> tuple[int, int, int, int]:
+    """Return the bytes of whole weights and gradients at the loss, while a block goes backward, of a block's gradients as they
+    are reduced, and at the end.
+
+    The unit of embedding and output layer stays gathered from forward to the end, where its gradients are reduced. A block's
+    weights are there with the next one's; all gradients are reduced in fp32, those of a block while the next one is computed.
+    With replicas its shard is there twice more: the sum over earlier micro-batches, and what is summed over the replicas.
+    """
+    e = work.compute_bytes
+    block, outer = work.block_parameters // strategy.tensor, work.outer_parameters // strategy.tensor
+    head = e * work.shape.vocab_size * work.shape.width // strategy.tensor
+    blocks = 1 if work.reshard else work.shape.layers
+    return (
+        e * (outer + blocks * block),
+        e * (outer + max(2, blocks) * block) + head,
+        4 * block + (2 * 4 * block // strategy.shard if strategy.replicate > 1 else 0),
+        (e + 4) * outer,
+    )

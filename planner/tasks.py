@@ -1,0 +1,31 @@
+"""`fab plan-training`, `run-cost`.
+
+Imports of what a task does stand in it: every `fab` loads this file.
+"""
+
+from __future__ import annotations
+
+from lustrain.task import TaskResult, task
+from planner.flags import PlanFlags, RunCostFlags
+
+
+@task("plan-training")
+def plan_training(flags: PlanFlags) -> TaskResult:
+    """Show what training on so many tokens needs: memory by strategy, step time, scaling, goodput, wall time and cost."""
+    from planner import report
+    from planner.plan import plan
+    from planner.request import resolve_request
+
+    made = plan(resolve_request(flags))
+    return TaskResult(list(report.lines(made)), report.data(made))
+
+
+@task("run-cost")
+def run_cost(flags: RunCostFlags) -> TaskResult:
+    """Show what a run's nodes have cost so far, what interruptions were of it, and what it costs to its last step."""
+    from planner import run_cost as reading
+
+    return TaskResult(*reading.run_cost(flags))
+
+
+TASKS = (plan_training, run_cost)

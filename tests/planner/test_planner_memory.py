@@ -1,0 +1,89 @@
+"""The memory that a plan says is what torch allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from planner.memory import CPU, memory
+from planner.strategy import Strategy
+from planner.work import Recompute, Work
+from tests.planner.fake_training import kept_bytes, peak_bytes, shape_of
+from trainer.config import PrecisionConfig
+
+BF16 = PrecisionConfig(mode="bf16")
+FP32 = PrecisionConfig()
+RANKS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_rank_of_eight() -> Iterator[None]:
+    """Join a group whose collectives do nothing, so that one process is rank 0 of it."""
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "layers", "tokens", "vocabulary", "mesh", "recompute", "precision", "chunk"),
+    [
+        ("llama-124m", 2, (4, 1024), 50_304, (1, 1), "none", BF16, 0),
+        ("1b", 2, (2, 2048), 1_000, (1, 1), "full", BF16, 0),
+        ("1b", 2, (2, 2048), 128_256, (1, 1), "full", BF16, 1024),
+        ("8b", 2, (1, 4096), 128_256, (1, 1), "selective", BF16, 0),
+        ("1b", 2, (2, 2048), 1_000, (1, RANKS), "none", BF16, 0),
+        ("1b", 2, (2, 2048), 128_256, (1, RANKS), "full", FP32, 0),
+        ("8b", 2, (1, 4096), 128_256, (1, RANKS), "selective", BF16, 0),
+        ("8b", 2, (1, 256), 128_256, (1, RANKS), "full", BF16, 0),
+        ("1b", 3, (1, 256), 1_000, (2, RANKS // 2), "full", BF16, 0),
+        ("70b", 2, (1, 8192), 128_256, (1, RANKS), "full", BF16, 0),
+    ],
+)
+def test_peak_is_what_torch_allocates(
+    preset: str,
+    layers: int,
+    tokens: tuple[int, int],
+    vocabulary: int,
+    mesh: tuple[int, int],
+    recompute: Recompute,
+    precision: PrecisionConfig,
+    chunk: int,
+) -> None:
+    batch, length = tokens
+    work = Work(shape_of(preset, layers, vocabulary), length, batch * RANKS, batch, chunk, precision)
+    strategy = Strategy(*mesh, recompute=recompute)
+    planned, real = memory(work, strategy, CPU), peak_bytes(work, strategy)
+    assert planned.total == pytest.approx(real, rel=0.1)
+    # State is exact, so that it alone could hide what the rest lacks.
+    assert planned.total - planned.state == pytest.approx(real - planned.state, rel=0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["llama-124m", "8b", "70b"])
+def test_activations_of_whole_models_are_what_autograd_keeps(preset: str) -> None:
+    work = Work(shape_of(preset), 2048, 1, 1, 0, BF16)
+    planned = memory(work, Strategy(1, 1), CPU)
+    assert planned.activations + planned.gathered == pytest.approx(kept_bytes(work), rel=0.01)
+
+
+def test_shards_divide_the_state_and_replicas_do_not() -> None:
+    work = Work(shape_of("8b"), 4096, 64, 1, 0, BF16)
+    whole, fsdp, hsdp = (memory(work, one).state for one in (Strategy(16, 1), Strategy(1, 16), Strategy(2, 8)))
+    assert whole == pytest.approx(16 * work.parameters, rel=1e-6)
+    assert fsdp == pytest.approx(whole / 16, rel=1e-6)
+    assert hsdp == pytest.approx(whole / 8, rel=1e-6)
+
+
+def test_buckets_without_views_hold_gradients_twice() -> None:
+    work = Work(shape_of("1b"), 2048, 64, 1, 0, BF16, bucket_views=False)
+    assert memory(work, Strategy(8, 1)).gradients == 8 * work.parameters
+
+
+def test_cuda_keeps_less_of_norms_than_the_cpu() -> None:
+    work, strategy = Work(shape_of("8b"), 4096, 8, 1, 0, BF16), Strategy(1, 1)
+    saved = 4 * work.tokens * work.shape.width * (2 * work.shape.layers + 1)
+    assert memory(work, strategy, CPU).activations - memory(work, strategy).activations == saved

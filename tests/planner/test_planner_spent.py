@@ -1,0 +1,111 @@
+"""What a run has cost: nodes by the hours between its launches, divided over where its time went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lustrain.problem import UserError
+from planner.flags import RunCostFlags
+from planner.run_cost import run_cost
+from planner.spent import spent
+from tests.planner.requests import Files
+from trainer.checkpoint.stored_config import encode as encode_config
+from trainer.config import load
+from trainer.launch.journal import attempt_key
+from trainer.metrics.records import STEPS, PartName, encode
+
+
+def record(step: int, generation: int) -> dict[str, Any]:
+    return {"step": step, "attempt": generation, "step_seconds": 100.0, "blocked_seconds": 0.0, "world_size": 8}
+
+
+LAUNCHES: list[dict[str, Any]] = [
+    {"attempt": 1, "nodes": ["a", "b"], "started": 0.0, "ended": 1100.0, "code": 75, "generation": 1, "start_s": 200.0},
+    {"attempt": 2, "nodes": ["a"], "idle": ["c"], "started": 1800.0, "ended": 3600.0, "code": 0}
+    | {"generation": 2, "start_s": 200.0},
+]
+"""100 s of start and ten steps; 700 s without ranks; 100 s of start and 17 steps, of which two are done over."""
+GENERATIONS = {1: [record(step, 1) for step in range(1, 11)], 2: [record(step, 2) for step in range(9, 26)]}
+
+
+def test_parts_and_projection_follow_the_nodes_and_their_time() -> None:
+    found = spent(LAUNCHES, GENERATIONS, 50, 36.0)
+    assert found.node_hours == pytest.approx(2.0)
+    assert found.usd == pytest.approx(72.0)
+    assert sum(share.usd for share in found.shares) == pytest.approx(found.usd)
+    assert {share.name: share.seconds for share in found.shares if share.seconds} == {
+        "progress": 2500.0,
+        "repeated steps": 200.0,
+        "starts": 200.0,
+        "between attempts, after a lost node": 700.0,
+    }
+    assert found.goodput == pytest.approx(2500 / 3600)
+    # The second start, the time between, and the steps that were done over.
+    assert found.interruptions_usd == pytest.approx(72.0 * (100 + 700 + 200) / 3600)
+    assert (found.interruptions, found.step) == (1, 25)
+    assert (found.remaining_s, found.remaining_usd) == (pytest.approx(3600.0), pytest.approx(72.0))
+
+
+def test_idle_nodes_are_paid_too() -> None:
+    without = [launch | {"idle": []} for launch in LAUNCHES]
+    assert spent(without, GENERATIONS, 50, 36.0).node_hours == pytest.approx(1.5)
+
+
+def test_finished_run_needs_nothing_more() -> None:
+    assert spent(LAUNCHES, GENERATIONS, 25, 36.0).remaining_usd == 0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """A run of the launches above, of which the last one's end is known."""
+    files = Files(tmp_path)
+    folder = tmp_path / "run"
+    for launch in LAUNCHES:
+        path = folder / attempt_key(launch["attempt"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"version": 1, "by": "x"} | launch))
+    (folder / "config.toml").write_bytes(encode_config(load(files.config, ["train.steps=50"]), {}))
+    for generation, records in GENERATIONS.items():
+        path = folder / PartName(generation, 0).key(STEPS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(map(encode, records)))
+    (folder / "events").mkdir()
+    (folder / "events/000001-00000.jsonl").write_bytes(encode({"event": "started"}))
+    return str(folder)
+
+
+def test_run_is_priced_as_the_cluster_pays(run: str, tmp_path: Path) -> None:
+    cluster = Files(tmp_path).cluster()
+    _, data = run_cost(RunCostFlags(run=run, cluster=cluster))
+    assert (data["type"], data["rate"]["mode"]) == ("p5en.48xlarge", "spot")
+    assert data["usd"] == pytest.approx(2 * 26.5714)
+    lines, data = run_cost(RunCostFlags(run=run, instance_type="g6e.12xlarge", price=("on-demand=36",)))
+    assert data["remaining_usd"] == pytest.approx(72.0)
+    assert any("144.00 USD in all" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ({"instance_type": None}, "--instance-type"),
+        ({"instance_type": "g6e.12xlrge"}, "--instance-type"),
+        ({"paid": "weekly"}, "--paid"),
+        ({"paid": "training-plan"}, "--paid"),
+    ],
+)
+def test_cost_without_a_price_is_one_line(run: str, flags: dict[str, Any], path: str) -> None:
+    with pytest.raises(UserError) as error:
+        run_cost(RunCostFlags(**{"run": run, "instance_type": "g6e.12xlarge"} | flags))
+    assert [line.path for line in error.value.problems] == [path]
+
+
+def test_run_without_launches_is_one_line(run: str) -> None:
+    for launch in LAUNCHES:
+        (Path(run) / attempt_key(launch["attempt"])).unlink()
+    with pytest.raises(UserError) as error:
+        run_cost(RunCostFlags(run=run, instance_type="g6e.12xlarge"))
+    assert [line.path for line in error.value.problems] == ["RUN"]
