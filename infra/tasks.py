@@ -1,4 +1,5 @@
-"""`fab preflight`, `fab cost`, `fab explain-change`, `fab deployer-policy`, `fab node-policy`, `fab aws-local`.
+"""`fab preflight`, `fab cost`, `fab explain-change`, `fab deployer-policy`, `fab node-policy`, `fab alert-rules`,
+`fab aws-local`.
 
 Imports of what a task does stand in it: every `fab` loads this file, and a cluster's description takes longer to load than
 nodes that are in order take to be looked at.
@@ -117,4 +118,17 @@ def node_policy(flags: InAccount) -> TaskResult:
     return TaskResult(json.dumps(commands.node_policy(flags.stack, flags.account), indent=2).splitlines())
 
 
-TASKS = (preflight, cost, explain_change, deployer_policy, node_policy, aws_local)
+@dataclass(frozen=True)
+class AlertRules:
+    json: bool = flag(False, "print the rules as JSON instead of YAML")
+
+
+@task("alert-rules")
+def alert_rules(flags: AlertRules) -> TaskResult:
+    """Print the alert rules of runs and nodes as a rule file for Prometheus."""
+    from infra.plan.watch import alert_rules as rules
+
+    return TaskResult(rules.render().splitlines(), rules.rule_file())
+
+
+TASKS = (preflight, cost, explain_change, deployer_policy, node_policy, alert_rules, aws_local)

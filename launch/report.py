@@ -12,8 +12,10 @@ from launch import status
 from launch.runs import read_record
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
-from trainer.launch.journal import REQUEST
-from trainer.metrics.reader import merge_steps, read_generations
+from trainer.launch.journal import REQUEST, unix
+from trainer.metrics.goodput import goodput, useful_seconds
+from trainer.metrics.reader import merge_steps, read_events, read_generations
+from trainer.run.past import run_began
 from trainer.storage import ObjectStore
 
 CAUSES: Mapping[int | None, str] = {75: "a lost node", 85: "a notice or a stop", None: "a lost launcher"}
@@ -39,8 +41,8 @@ def account(
     """
     kept = {(record["step"], record["attempt"]) for record in merge_steps(generations)}
     parts: dict[str, float] = dict.fromkeys(("progress", "repeated steps", "saves", "starts", "ends of attempts"), 0.0)
-    begun = [one["started"] for one in attempts[1:]] + [float("inf")]
-    ended = [min(one["ended"], after) for one, after in zip(attempts, begun, strict=True)]
+    begun = [one["started"] for one in attempts] + [float("inf")]
+    ended = [min(one["ended"], after) for one, after in zip(attempts, begun[1:], strict=True)]
     for number, one in enumerate(attempts):
         records = generations.get(one.get("generation") or 0, ())
         steps = {True: 0.0, False: 0.0}
@@ -66,6 +68,17 @@ def account(
     return [Part(name, seconds) for name, seconds in parts.items()]
 
 
+def share_of_useful_steps(
+    attempts: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]], began: float
+) -> float | None:
+    """Return the run's goodput from `began` to the end of its last launch, or by hand of its last step; None without steps."""
+    in_order = [generations[number] for number in sorted(generations) if generations[number]]
+    if not in_order:
+        return None
+    ended = max(one["ended"] for one in attempts) if attempts else unix(in_order[-1][-1]["time"])
+    return goodput(useful_seconds(in_order), began, ended)
+
+
 def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     """Write the page to `output` and the plot beside it; return the page's lines and its data. UserError."""
     if output.suffix != ".md":
@@ -80,22 +93,29 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     attempts = [one if "ended" in one else {**one, "ended": now, "code": None} for one in state["attempts"]]
     parts = account(attempts, generations)
     whole = sum(part.seconds for part in parts)
+    began = run_began(attempts[0]["started"] if attempts else None, () if attempts else read_events(store))
+    share = None if began is None else share_of_useful_steps(attempts, generations, began)
     rows = [(part.name, part.seconds, part.seconds / whole) for part in parts if part.seconds >= 0.05]
     picture = _picture(store, output.with_suffix(".png"))
+    table = [
+        "| where the time went | seconds | share |",
+        "|---|---|---|",
+        *(f"| {name} | {seconds:,.1f} | {part:.1%} |" for name, seconds, part in rows),
+        f"| all | {whole:,.1f} | |",
+    ]
     lines = [
         f"# {store.uri.rpartition('/')[2]}",
         "",
         *(f"- {line}" for line in status.lines(state)),
+        *([f"- goodput {share:.1%}: steps that count, of the time since the run began"] if share is not None else []),
         "",
-        "| where the time went | seconds | share |",
-        "|---|---|---|",
-        *(f"| {name} | {seconds:,.1f} | {share:.1%} |" for name, seconds, share in rows),
-        f"| all | {whole:,.1f} | |",
+        *(table if attempts else ["It was started by hand: where the rest of the time went is not recorded."]),
         "",
         picture,
     ]
     write_whole(output, "\n".join(lines).encode() + b"\n")
-    return lines, state | {"seconds": {part.name: part.seconds for part in parts}, "page": str(output)}
+    seconds = {part.name: part.seconds for part in parts}
+    return lines, state | {"seconds": seconds, "goodput": share, "page": str(output)}
 
 
 def _picture(store: ObjectStore, path: Path) -> str:

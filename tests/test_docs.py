@@ -42,7 +42,7 @@ OF_OTHER_PROGRAMS = {
     *("--dry", "--help", "--list"),  # fab
     *("--from-file", "--kill-on-bad-exit", "--no-kill"),  # kubectl, srun
     *("--shutdown-timeout", "--snapshot-update", "--strict"),  # torchrun, syrupy, mypy
-    *("--kind", "--nodes", "--nproc", "--only"),  # our own modules
+    *("--kind", "--nodes", "--nproc", "--only", "--textfile"),  # our own modules
 }
 
 

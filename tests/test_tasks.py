@@ -37,7 +37,7 @@ MISTAKES = {
     "report": ("--cluster", "nowhere.json", "run"),
     "stop": ("--cluster", "nowhere.json", "run"),
 }
-WITHOUT_MISTAKES = {"aws-local", "image-lock"}
+WITHOUT_MISTAKES = {"alert-rules", "aws-local", "image-lock"}
 TASKS = fabfile.namespace.tasks
 # Invoke forgets a flag's help once it was asked for it.
 ARGUMENTS = {name: task.get_arguments() for name, task in TASKS.items()}

@@ -282,6 +282,11 @@ class MetricsConfig(Section):
     """A folder for TensorBoard event files (needs the `tensorboard` extra)."""
     batch_digest: bool = False
     """Add a checksum of each global batch's samples to its record, independent of how ranks split it."""
+    prometheus_port: Annotated[int, Field(ge=0, le=65_000)] = 0
+    """Serve metrics to Prometheus over HTTP, each rank at this port plus its local rank (needs the `metrics` extra); 0: do not.
+    A port that is taken is a warning, and that rank trains on without."""
+    prometheus_address: Annotated[str, Field(min_length=1)] = "0.0.0.0"
+    """Address of this node to serve them on; the default is all of them, as of other exporters."""
 
 
 class Config(Section):

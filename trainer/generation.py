@@ -23,11 +23,13 @@ from trainer.checkpoint.save.saver import Checkpointer
 from trainer.environment import launch_attempt
 from trainer.loop import Progress, Training
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
+from trainer.metrics.prometheus import PrometheusSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
 from trainer.metrics.timeline import ROLLED_BACK
 from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.shards import LocalShard, local_shard
 from trainer.parallel.votes import StoreVotes, VoteBox
+from trainer.run.exporter import follow_generation
 from trainer.run.saving import Saving, State
 from trainer.run.start import RunLease, claim_again, load_claimed, store_failures_exit_1
 from trainer.step import bad_loss, optim, precision
@@ -48,6 +50,8 @@ class OwnedRun:
     """The generation's, on rank 0 only; so are the next two."""
     terminal: TerminalSink | None = None
     board: TensorBoardSink | None = None
+    exporter: PrometheusSink | None = None
+    """On every rank; over all generations, since a port is taken once."""
     generation_ends: ExitStack = field(default_factory=ExitStack)
     """Closes what belongs to the generation: its log, and what saves."""
 
@@ -248,10 +252,17 @@ def weights_checksum(shards: Iterable[LocalShard]) -> str:
 
 
 def sinks_of(training: Training, owned: OwnedRun) -> list[Sink]:
-    """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them."""
+    """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them.
+
+    Each rank that has an exporter serves metrics.
+    """
     config = training.config
+    exporter: list[Sink] = [owned.exporter] if owned.exporter else []
     if owned.log is None:
-        return [WarningsOnly(rank_name(training.world.rank, launch_attempt()))]
+        return [WarningsOnly(rank_name(training.world.rank, launch_attempt())), *exporter]
+    if owned.exporter is not None:
+        step = training.progress.step
+        follow_generation(owned.exporter, owned.store, training.generation, step, owned.relay.event)
     owned.terminal = owned.terminal or TerminalSink(config.train.steps)
     sinks: list[Sink] = [owned.terminal, owned.log]
     if config.metrics.tensorboard:
@@ -259,4 +270,4 @@ def sinks_of(training: Training, owned: OwnedRun) -> list[Sink]:
             owned.board.close()
         owned.board = TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1)
         sinks.append(owned.board)
-    return sinks
+    return sinks + exporter

@@ -26,6 +26,7 @@ from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
 from trainer.parallel.votes import StoreVotes
 from trainer.run.config_file import config_file
+from trainer.run.exporter import start_exporter
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.start import (
     check_fit,
@@ -105,7 +106,10 @@ def prepare(
     cleanup.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(run_lease.schedule_steps)
     training = build(config, task, world, watch, relay)
-    owned = OwnedRun(store, run_lease, relay)
+    exporter = start_exporter(config, world, relay.event, lambda: task.flops_per_token(training.model))
+    if exporter is not None:
+        cleanup.callback(exporter.close)
+    owned = OwnedRun(store, run_lease, relay, exporter=exporter)
     cleanup.enter_context(owned.generation_ends)
     begin_generation(training, owned, votes)
     relay.attach(*sinks_of(training, owned))

@@ -19,18 +19,20 @@ from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, 
 from node_setup.agent.wire.answer import empty_answer
 from node_setup.agent.wire.identity import Identity
 
-OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier")
+OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier", "--textfile")
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 WAIT_S = 5.0
 USAGE = """usage: agent.pyz COMMAND [--sha HEX] [--request FILE] [--wait SECONDS] [--mount-wait SECONDS]
-                         [--tier NAME]
-commands: facts plan tune verify boot lnet reboot-check version
+                         [--tier NAME] [--textfile FOLDER]
+commands: facts plan tune verify boot lnet metrics reboot-check version
   --sha HEX        end with status 96, doing nothing, unless this is the agent with that SHA-256
   --request FILE   JSON object with what is wanted; - is standard input; without it, what lies on the node
   --wait SECONDS   how long tune waits for another agent on this node to end (5)
   --mount-wait SECONDS
                    how long boot waits for Lustre where somebody else mounts it (300)
   --tier NAME      how far verify goes: facts, which only looks, or fast, which writes to Lustre as well (fast)
+  --textfile FOLDER
+                   where metrics writes lustrain.prom, for node_exporter (/var/lib/prometheus/node-exporter)
 status: 0 in sync or done, 1 failed, 2 drift (plan) or not ready (verify), 4 refused, 96 another agent"""
 
 
@@ -43,6 +45,7 @@ class Invocation(NamedTuple):
     wait_s: float = WAIT_S
     tier: str = "fast"
     mount_wait_s: float | None = None
+    textfile: str | None = None
 
 
 class StoppedError(BaseException):
@@ -97,6 +100,7 @@ def parse(arguments: Sequence[str]) -> Invocation:
         WAIT_S if wait_s is None else wait_s,
         values.get("--tier", "fast"),
         _seconds("--mount-wait", values),
+        values.get("--textfile"),
     )
 
 
@@ -161,6 +165,13 @@ def _lnet(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]
     return boot.lnet(Host(), identity, _log)
 
 
+def _metrics(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.metrics import textfile
+
+    host = Host()
+    return textfile.write(host, _request(options, host), identity, options.textfile or textfile.FOLDER)
+
+
 def _reboot_check(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     """Return what identifies this boot, and why the node may not be rebooted now."""
     from node_setup.agent.facts import collect
@@ -190,6 +201,7 @@ COMMANDS: dict[str, Callable[[Invocation, Identity], tuple[dict[str, Any], int]]
     "verify": _verify,
     "boot": _boot,
     "lnet": _lnet,
+    "metrics": _metrics,
     "reboot-check": _reboot_check,
     "version": _version,
 }

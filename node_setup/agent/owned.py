@@ -22,6 +22,8 @@ PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/90-lustrain.co
 CLOCKS_UNIT = "/etc/systemd/system/lustrain-gpu-clocks.service"
 LNET_UNIT = "/etc/systemd/system/lustrain-lnet.service"
 BOOT_UNIT = "/etc/systemd/system/lustrain-tune.service"
+METRICS_UNIT = "/etc/systemd/system/lustrain-metrics.service"
+METRICS_TIMER = "/etc/systemd/system/lustrain-metrics.timer"
 TUNING = "/etc/lustrain/tuning.json"
 """This is the node document with this node's group, as the boot unit reads them."""
 
@@ -55,6 +57,8 @@ PATHS = (
     CLOCKS_UNIT,
     LNET_UNIT,
     BOOT_UNIT,
+    METRICS_UNIT,
+    METRICS_TIMER,
     TUNING,
     PENDING,
 )

@@ -24,6 +24,7 @@ BENCHES = {
     "bench_tokenize": "Tokenizing",
     "bench_gather": "Gathering batches",
     "bench_step": "The training step",
+    "bench_metrics": "Metrics for Prometheus",
     "bench_plan": "Planning a cluster",
     "bench_preview": "Previewing a cluster under the engine",
     "bench_nodes": "Tuning nodes",

@@ -67,7 +67,9 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
     assert (first["code"], first["said"], first["blamed"]) == (1, "a rank was killed by SIGKILL", [])
     assert (last["code"], second["from_step"]) == (0, first["gained"])
     assert fab(tmp_path, "status", "run")["state"] == "done"
-    seconds = fab(tmp_path, "report", "run")["seconds"]
+    report = fab(tmp_path, "report", "run")
+    seconds = report["seconds"]
+    assert report["goodput"] == pytest.approx(seconds["progress"] / sum(seconds.values()), abs=1e-3)
     assert sum(seconds.values()) == pytest.approx(last["ended"] - first["started"], abs=0.01)
     assert seconds["progress"] > 0
     between = sum(after["started"] - before["ended"] for before, after in pairwise(records))

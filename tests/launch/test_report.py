@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.report import account
+from launch.report import account, make, share_of_useful_steps
+from trainer.metrics.records import encode
+from trainer.storage import open_store
 
 
 def record(step: int, attempt: int, seconds: float = 1.0, blocked: float = 0.0) -> dict[str, Any]:
@@ -35,6 +38,24 @@ def test_each_second_has_its_cause() -> None:
         "ends of attempts": pytest.approx(6.5),
         "between attempts, after a lost node": 7.5,
     }
+
+
+def test_goodput_counts_a_repeated_step_once() -> None:
+    first, second = [record(step, 1, blocked=3.0) for step in range(1, 7)], [record(step, 2) for step in range(5, 9)]
+    second[-1]["eval_seconds"] = 2.0
+    attempts = [attempt(100.0, 122.0, 75, 1, 11.0), attempt(130.0, 140.0, 0, 2, 5.0)]
+    assert share_of_useful_steps(attempts, {1: first, 2: second}, 100.0) == pytest.approx((8 + 2) / 40)
+    assert share_of_useful_steps(attempts, {}, 100.0) is None
+
+
+def test_run_by_hand_has_a_page_without_a_table(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "run"))
+    steps = [{**record(step, 1), "time": f"1970-01-01T00:00:0{step}Z", "loss": 2.0} for step in (1, 2)]
+    store.put("metrics/000001-00000.jsonl", b"".join(encode({**more, "tokens_per_second": 1.0}) for more in steps))
+    store.put("events/000001-00000.jsonl", encode({"event": "started", "time": "1969-12-31T23:59:52Z"}))
+    lines, data = make(store, tmp_path / "report.md")
+    assert (data["goodput"], set(data["seconds"].values())) == (pytest.approx(0.2), {0.0})
+    assert not [line for line in lines if line.startswith("|")]
 
 
 def test_an_attempt_that_made_no_step_was_all_start() -> None:

@@ -115,7 +115,7 @@ def test_every_packed_source_is_python_3_9() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_facts_plan_and_verify_run_under_every_python(version: str, agent: Path) -> None:
+def test_facts_plan_and_verify_run_under_every_python(version: str, agent: Path, tmp_path: Path) -> None:
     def said(*arguments: str, stdin: str = "") -> tuple[int, Any]:
         done = run(agent, *arguments, stdin=stdin, python=python(version))
         return done.returncode, json.loads(done.stdout)
@@ -130,6 +130,8 @@ def test_facts_plan_and_verify_run_under_every_python(version: str, agent: Path)
     assert (plan["profile"], plan["errors"], plan["python"]) == ("cpu", [], told["python"])
     status, verified = said("verify", "--tier", "facts")
     assert (status in (0, 2), bool(verified["results"])) == (True, True)
+    status, written = said("metrics", "--textfile", str(tmp_path))
+    assert (status, Path(written["textfile"]).exists()) == (0, True)
 
 
 @pytest.mark.slow

@@ -43,6 +43,11 @@ SCENES = (
         ),
     ),
     Scene(
+        "alerts",
+        "promtool of Prometheus",
+        ("tests/infra/test_alert_rules.py::test_each_alert_fires_stays_quiet_and_clears",),
+    ),
+    Scene(
         "lab",
         "nodes as Linux namespaces: sshd, boots, crashes, links",
         (

@@ -45,9 +45,19 @@ def end_key(number: int, node: int) -> str:
 
 def read(store: ObjectStore) -> list[dict[str, Any]]:
     """Return the record of every launch, oldest first; one without `ended` runs, or its launcher is gone."""
-    numbers = sorted(int(match[1]) for info in store.list(FOLDER) if (match := _ATTEMPT.fullmatch(info.key)))
+    numbers = _numbers(store)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return list(pool.map(lambda number: _record(store, attempt_key(number))[0], numbers))
+
+
+def first_started(store: ObjectStore) -> float | None:
+    """Return when the first launch began, in Unix seconds; None where no supervisor of ours has started the run."""
+    numbers = _numbers(store)
+    return float(_record(store, attempt_key(numbers[0]))[0]["started"]) if numbers else None
+
+
+def _numbers(store: ObjectStore) -> list[int]:
+    return sorted(int(match[1]) for info in store.list(FOLDER) if (match := _ATTEMPT.fullmatch(info.key)))
 
 
 def load_and_close_stale(store: ObjectStore) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +60,22 @@ def read_history(
 def read_generations(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> dict[int, list[dict[str, Any]]]:
     """Read all step records, by the lease generation that computed them, also those that were done over."""
     return _by_generation(store, STEPS, on_problem)
+
+
+def iterate_generations(
+    store: ObjectStore, *, before: int, on_problem: OnProblem = log.warning
+) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
+    """Yield each generation older than `before`, oldest first, with its step records, of which few are in memory at a time."""
+    for generation, keys in sorted(parts_of(store, STEPS).items()):
+        if generation < before:
+            yield generation, _iterate_parts(store, keys, on_problem)
+
+
+def _iterate_parts(store: ObjectStore, keys: Sequence[str], on_problem: OnProblem) -> Iterator[dict[str, Any]]:
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        for first in range(0, len(keys), READ_THREADS):
+            for records in pool.map(lambda key: read_part(store, key, on_problem), keys[first : first + READ_THREADS]):
+                yield from records
 
 
 def read_events(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from trainer.environment import ATTEMPT, launch_attempt
 from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
+from trainer.metrics.prometheus import package_problems
 from trainer.parallel import World, choose
 from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.strategy import makes_empty_models
@@ -98,6 +99,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         lines.append(problem("train.micro_batch", train.micro_batch, why, allowed=allowed, fix=fix))
     lines += choose.problems(config, world)
     lines += precision.problems(config.precision, world.device)
+    lines += package_problems(config.metrics.prometheus_port)
     if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
         why = "torch.compile needs a C++ compiler on the CPU"
         lines.append(problem("train.compile", "true", why, fix="apt-get install g++, or train.compile = false"))

@@ -1,1 +1,1 @@
-"""Plans of interruption notices, alarms, dashboard and budget."""
+"""Plans of interruption notices, alarms, dashboard and budget, and the alert rules of Prometheus."""

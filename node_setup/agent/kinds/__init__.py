@@ -28,6 +28,7 @@ KINDS = {
     "lustre-stripe": "lustre.stripe",
     "lustre-parameter": "lustre.parameter",
     "agent": "agent",
+    "metrics-timer": "metrics_timer",
     "pending": "pending",
     "observe": "observe",
 }

@@ -70,9 +70,17 @@ class Inspector:
         self.seconds[phase] = round(self.seconds[phase] + seconds, 4)
 
 
-def facts(host: Host, request: Request, identity: Identity, settings: tuple[Setting, ...]) -> dict[str, Any]:
-    """Collect what the settings and the document need, and which agent runs and is installed."""
-    values: dict[str, Any] = collect(host, catalog.wanted_facts(settings, request.document))
+def facts(
+    host: Host,
+    request: Request,
+    identity: Identity,
+    settings: tuple[Setting, ...],
+    lustre_parameters: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Collect what the settings and the document need, further Lustre parameters, and which agent runs and is installed."""
+    wanted = catalog.wanted_facts(settings, request.document)
+    wanted = replace(wanted, lustre_parameters=(*wanted.lustre_parameters, *lustre_parameters))
+    values: dict[str, Any] = collect(host, wanted)
     values["agent"] = {
         **values["agent"],
         "path": identity.path,

@@ -1,15 +1,17 @@
-"""Rules for overrides: `integer`, `integer >= a`, `integer <= a`, `integer a..b`, `one of x, y`, or `text`."""
+"""Rules for overrides: `integer`, `integer >= a`, `integer <= a`, `integer a..b`, `one of x, y`, `path`, or `text`."""
 
 from __future__ import annotations
 
 import re
 
 _INTEGER = re.compile(r"integer(?: (?:(>=|<=) (-?\d+)|(-?\d+)\.\.(-?\d+)))?\Z")
+_PATH = re.compile(r"(?:/[A-Za-z0-9._-]+)+\Z")
+"""An absolute path that a unit file and a command line take as it is."""
 LONGEST = 200
 
 
 def is_rule(rule: str) -> bool:
-    return rule == "text" or bool(_choices(rule)) or _INTEGER.match(rule) is not None
+    return rule in ("text", "path") or bool(_choices(rule)) or _INTEGER.match(rule) is not None
 
 
 def accepts(rule: str, value: str) -> bool:
@@ -18,6 +20,8 @@ def accepts(rule: str, value: str) -> bool:
         return False
     if rule == "text":
         return True
+    if rule == "path":
+        return _PATH.match(value) is not None
     choices = _choices(rule)
     if choices:
         return value in choices

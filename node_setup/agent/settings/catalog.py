@@ -24,8 +24,17 @@ _KEYS = (*_TEXT, "profiles", "when", "default", "options", "value_per")
 _ID = re.compile(r"[\w.*+-]+\Z")
 """Files of many settings can hold such an id as the mark of a setting's lines (`kinds.owned_lines`)."""
 
-_VALUED = ("module-option", "sysctl", "limit", "slurmd-limit", "kernel-argument", "lustre-parameter", "clock")
-_KEYED = (*_VALUED[:-1], "module-load", "unit", "observe")
+_VALUED = (
+    "module-option",
+    "sysctl",
+    "limit",
+    "slurmd-limit",
+    "kernel-argument",
+    "lustre-parameter",
+    "clock",
+    "metrics-timer",
+)
+_KEYED = (*_VALUED[:-2], "module-load", "unit", "observe")
 _OPTIONS = {"file": ("path", "lines"), "hold": ("packages",), "clock": ("flags",)}
 """Each kind needs these options."""
 

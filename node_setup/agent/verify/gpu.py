@@ -118,13 +118,9 @@ def xid(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     acting: list[tuple[str, str]] = []
     for event in events:
         number, switch = int(event["xid"]), bool(event.get("switch"))
-        text = str(event.get("text", ""))
-        action = REBOOT if _fatal(number, text, switch) else NONE if switch else xid_action(number, text, want.gpu)
-        action = REBOOT if action == RESET_GPU else action
         meaning = "an error of a switch" if switch else _meaning(number)
-        acting.append(
-            (action, f"{'SXid' if switch else 'Xid'} {number} on {event.get('pci') or 'an unnamed GPU'}: {meaning}")
-        )
+        where = f"{'SXid' if switch else 'Xid'} {number} on {event.get('pci') or 'an unnamed GPU'}"
+        acting.append((event_action(event, want.gpu), f"{where}: {meaning}"))
     if not acting:
         return Result("gpu-xid", Status.OK, "none since the boot")
     action, first = max(acting, key=lambda event: ACTIONS.index(event[0]))
@@ -137,6 +133,13 @@ def xid(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
         actual=str(len(acting)),
         expected="0",
     )
+
+
+def event_action(event: Mapping[str, Any], gpu: str) -> str:
+    """Return what an error of a GPU or a switch calls for; `gpu` is the GPUs' name. A reset is a reboot, as `xid` says."""
+    number, switch, text = int(event["xid"]), bool(event.get("switch")), str(event.get("text", ""))
+    action = REBOOT if _fatal(number, text, switch) else NONE if switch else xid_action(number, text, gpu)
+    return REBOOT if action == RESET_GPU else action
 
 
 def xid_action(number: int, text: str, gpu: str = "") -> str:

@@ -30,13 +30,20 @@ def scratch(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     blocks, mounts = fact_at(facts, "blocks"), fact_at(facts, "mounts")
     if blocks is None or mounts is None:
         return unread_result("scratch", facts, "blocks" if blocks is None else "mounts", "block devices and mounts")
-    drives = {str(block["name"]) for block in blocks if block.get("instance_store")}
-    holders = {str(holder) for block in blocks if block.get("instance_store") for holder in block.get("holders") or ()}
-    sources = {str(mount["source"]).rsplit("/", 1)[-1] for mount in mounts}
-    points = [point for block in blocks if block.get("instance_store") for point in block.get("mountpoints") or ()]
-    if points or sources & (drives | holders):
+    if scratch_is_mounted(facts):
+        points = [point for block in blocks if block.get("instance_store") for point in block.get("mountpoints") or ()]
         return Result("scratch", Status.OK, "mounted", actual=", ".join(points) or None)
     return Result("scratch", Status.WARNING, "local drives are not mounted; fix: fab node-tune")
+
+
+def scratch_is_mounted(facts: Facts) -> bool | None:
+    """Check for a mount of the instance store; None where the node has none, or where disks or mounts were not read."""
+    drives = [block for block in facts.get("blocks") or () if block.get("instance_store")]
+    if not drives or facts.get("mounts") is None:
+        return None
+    names = {str(name) for block in drives for name in (block["name"], *(block.get("holders") or ()))}
+    sources = {str(mount["source"]).rsplit("/", 1)[-1] for mount in facts["mounts"]}
+    return any(block.get("mountpoints") for block in drives) or bool(sources & names)
 
 
 def disk(facts: Facts, want: ExpectedHardware, request: Request) -> Result:

@@ -1,0 +1,240 @@
+"""Alert rules for Prometheus as data: what is wrong, for how long, why that matters, and where the runbook says what to do.
+
+Metrics are those of docs/metrics.md; thresholds are the project's own unless a source stands beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+RUNBOOK = "docs/runbook.md"
+GROUP = "lustrain"
+
+PER_RANK = "sum by (run, launch, rank)"
+PER_LAUNCH = "sum by (run, launch)"
+DATA_MEAN, DATA_DEVIATION = "lustrain:rank_data_seconds:mean10m", "lustrain:rank_data_seconds:deviation"
+_MEDIAN_DATA = f"quantile by (run, launch) (0.5, {DATA_MEAN})"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A series that Prometheus computes for the alerts."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Fires when `expression` has had a value for `minutes`; `page` wakes a person, `ticket` waits for the day."""
+
+    name: str
+    expression: str
+    minutes: int
+    severity: Literal["page", "ticket"]
+    reason: str
+
+    @property
+    def runbook(self) -> str:
+        return f"{RUNBOOK}#{self.name.lower()}"
+
+
+RECORDINGS = (
+    Recording(
+        DATA_MEAN,
+        f'{PER_RANK} (rate(lustrain_rank_step_seconds_sum{{part="data"}}[10m]))'
+        f' / {PER_RANK} (rate(lustrain_rank_step_seconds_count{{part="data"}}[10m]))',
+    ),
+    Recording(DATA_DEVIATION, f"abs({DATA_MEAN} - on (run, launch) group_left () {_MEDIAN_DATA})"),
+)
+
+ALERTS = (
+    Alert(
+        "RunStalled",
+        "lustrain_step_age_seconds > on (run, launch, rank) group_left () clamp_min("
+        f'3 * {PER_RANK} (lustrain_step_seconds_sum{{part!="blocked"}})'
+        f' / {PER_RANK} (lustrain_step_seconds_count{{part="compute"}}), 60)',
+        2,
+        "page",
+        "no step has ended for three times as long as this launch's steps take, and for a minute at least",
+    ),
+    Alert(
+        "CheckpointOld",
+        "lustrain_checkpoint_age_seconds > clamp_min(2 * lustrain_checkpoint_interval_seconds, 120)"
+        " or (lustrain_checkpoint_age_seconds > 3600 unless lustrain_checkpoint_interval_seconds)",
+        5,
+        "page",
+        "the newest checkpoint is older than two intervals, or none was made in an hour: a lost node costs all since then",
+    ),
+    Alert(
+        "SavesFailing",
+        "increase(lustrain_saves_failed_total[15m]) > 1",
+        0,
+        "page",
+        "saves fail one after the other; the run stops when they do so for checkpoint.longest_failing_s",
+    ),
+    Alert(
+        "LossNotFinite",
+        "lustrain_loss != lustrain_loss or abs(lustrain_loss) == Inf",
+        0,
+        "page",
+        "the newest step's loss is no number",
+    ),
+    Alert(
+        "ThroughputLow",
+        "max by (run) (avg_over_time(lustrain_tokens_per_second[15m]))"
+        " < 0.8 * max by (run) (max_over_time(avg_over_time(lustrain_tokens_per_second[1h])[1d:10m]))",
+        15,
+        "ticket",
+        "the run is a fifth slower than in its best hour of the last day",
+    ),
+    Alert(
+        "DataSlow",
+        f'{PER_LAUNCH} (rate(lustrain_step_seconds_sum{{part="data"}}[15m]))'
+        f' / {PER_LAUNCH} (rate(lustrain_step_seconds_sum{{part=~"data|compute"}}[15m])) > 0.05',
+        15,
+        "ticket",
+        "more than a twentieth of each step goes into waiting for batches",
+    ),
+    Alert(
+        "SaveBlocks",
+        f'{PER_LAUNCH} (rate(lustrain_step_seconds_sum{{part="blocked"}}[1h]))'
+        f' / {PER_LAUNCH} (rate(lustrain_step_seconds_count{{part="blocked"}}[1h])) > 1',
+        0,
+        "ticket",
+        "a save stops the loop for more than a second",
+    ),
+    Alert(
+        "StragglerData",
+        f"({DATA_MEAN} - on (run, launch) group_left () {_MEDIAN_DATA}) > on (run, launch) group_left ()"
+        f" clamp_min(5 * quantile by (run, launch) (0.5, {DATA_DEVIATION}), 0.05)",
+        10,
+        "ticket",
+        "one rank waits for its batches five median absolute deviations longer than the median rank, and all wait for it",
+    ),
+    Alert(
+        "LaunchesWithoutCommit",
+        "(max by (run) (max_over_time(lustrain_launch[1h])) - min by (run) (min_over_time(lustrain_launch[1h])) > 1)"
+        " and (max by (run) (max_over_time(lustrain_checkpoint_step[1h]))"
+        " == min by (run) (min_over_time(lustrain_checkpoint_step[1h])))",
+        0,
+        "page",
+        "the run has started three times within an hour and committed nothing",
+    ),
+    Alert(
+        "RunInterrupted",
+        "increase(lustrain_notices_total[5m]) > 0",
+        0,
+        "ticket",
+        "a notice came: the run saves and stops, and goes on where capacity is",
+    ),
+    Alert(
+        "EfaDropsPackets",
+        "rate(lustrain_node_efa_rx_drops_total[5m]) > 0",
+        10,
+        "ticket",
+        "an EFA device drops packets that it received",
+    ),
+    Alert(
+        "EfaPeerUnresponsive",
+        "increase(lustrain_node_efa_unresponsive_remote_events_total[10m]) > 0",
+        0,
+        "ticket",
+        "a peer no longer answers over EFA",
+    ),
+    Alert(
+        "GpuXid",
+        'lustrain_node_gpu_xids_total{action!="NONE"} > 0',
+        0,
+        "page",
+        "since the boot a GPU or a switch has had an error that calls for a reboot or another node",
+    ),
+    Alert(
+        "GpuThrottled",
+        'lustrain_node_gpu_throttled{reason=~"hw_.*"} == 1',
+        5,
+        "ticket",
+        "heat or power brakes hold a GPU's clocks down",
+    ),
+    Alert(
+        "GpuRemapPending",
+        "lustrain_node_gpu_remap_pending == 1",
+        0,
+        "ticket",
+        "memory rows of a GPU wait for a reset",
+    ),
+    Alert(
+        "LustreFull",
+        "lustrain_node_lustre_fullest_target_ratio > 0.85",
+        5,
+        "page",
+        "the fullest storage target is 85 % full; writes to it fail when it is full, though others have room",
+    ),
+    Alert(
+        "LustreTargetLost",
+        'lustrain_node_lustre_targets{state=~"silent|inactive|read_only"} > 0',
+        5,
+        "page",
+        "a target of Lustre does not answer, is switched off, or takes no writes",
+    ),
+    Alert(
+        "LustreDisconnected",
+        'lustrain_node_lustre_connections{state!~"FULL|IDLE"} > 0',
+        5,
+        "page",
+        "this node has lost its connection to storage targets",
+    ),
+    Alert(
+        "ClockOff",
+        "abs(lustrain_node_clock_offset_seconds) > 0.001 or lustrain_node_clock_synchronised == 0",
+        5,
+        "ticket",
+        "the clock is off by more than a millisecond, or follows no source",
+    ),
+    Alert(
+        "ScratchMissing",
+        "lustrain_node_scratch_mounted == 0",
+        5,
+        "ticket",
+        "the node has instance store that is not mounted",
+    ),
+    Alert(
+        "NodeDrifted",
+        'sum without (status) (lustrain_node_settings{status=~"change|conflict|failed"}) > 0',
+        15,
+        "ticket",
+        "settings of the node differ from what the cluster wants",
+    ),
+    Alert(
+        "NodeMetricsStale",
+        'time() - node_textfile_mtime_seconds{file=~".*lustrain[.]prom"} > 300',
+        5,
+        "ticket",
+        "the agent has not written the node's metrics for five minutes",
+    ),
+)
+
+
+def rule_file() -> dict[str, Any]:
+    """Return the rules in the form of Prometheus's rule files
+    (https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/)."""
+    recordings = [{"record": one.name, "expr": one.expression} for one in RECORDINGS]
+    return {"groups": [{"name": GROUP, "rules": [*recordings, *map(_rule, ALERTS)]}]}
+
+
+def render() -> str:
+    """Return the rule file as YAML."""
+    return yaml.safe_dump(rule_file(), sort_keys=False, width=10_000)
+
+
+def _rule(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expression,
+        **({"for": f"{alert.minutes}m"} if alert.minutes else {}),
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": alert.reason, "runbook": alert.runbook},
+    }

@@ -1,0 +1,254 @@
+"""Alert rules: each one watches metrics that exist, has a section in the runbook, fires when it should, and clears."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from invoke.context import Context as Invocation
+
+from infra import tasks
+from infra.plan.watch.alert_rules import ALERTS, RECORDINGS, render, rule_file
+from tests.conftest import require
+
+DOCS = Path(__file__).parents[2] / "docs"
+FOREIGN = {"node_textfile_mtime_seconds"}
+"""Of node_exporter."""
+RUN = 'run="r",launch="1",rank="0"'
+RANK_DATA = 'lustrain_rank_step_seconds_{kind}{{run="r",launch="1",rank="{rank}",part="data"}}'
+
+
+def documented() -> set[str]:
+    """Names in the tables of the docs; a histogram and a summary have series with endings."""
+    names = set(re.findall(r"^\| `(lustrain_\w+)`", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE))
+    return names | {f"{name}_{kind}" for name in names for kind in ("sum", "count") if name.endswith("step_seconds")}
+
+
+def test_rules_watch_metrics_that_the_docs_explain() -> None:
+    expressions = [one.expression for one in (*RECORDINGS, *ALERTS)]
+    used = {name for text in expressions for name in re.findall(r"(?<![:\w])(?:lustrain|node)_\w+(?![:\w])", text)}
+    assert used
+    assert used - documented() == FOREIGN
+
+
+def test_each_alert_has_a_section_in_the_runbook() -> None:
+    titles = re.findall(r"^## (\w+)$", (DOCS / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert titles == [alert.name for alert in ALERTS]
+    assert {alert.runbook for alert in ALERTS} == {f"docs/runbook.md#{title.lower()}" for title in titles}
+
+
+def test_rule_file_is_yaml_with_each_name_once() -> None:
+    assert yaml.safe_load(render()) == rule_file()
+    [group] = rule_file()["groups"]
+    names = [rule.get("alert") or rule["record"] for rule in group["rules"]]
+    assert len(names) == len(set(names)) == len(ALERTS) + len(RECORDINGS)
+
+
+def test_each_alert_has_a_case() -> None:
+    assert set(CASES) == {alert.name for alert in ALERTS}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule sees, a value a minute in promtool's notation; at minute `fires` it fires, at `before` and `cleared` not.
+
+    `labels` are those of the alert beside its severity.
+    """
+
+    series: dict[str, str]
+    fires: int
+    cleared: int
+    labels: dict[str, str] = field(default_factory=dict)
+    before: int = 0
+
+
+def _of_run(name: str, values: str, more: str = "") -> dict[str, str]:
+    return {f"lustrain_{name}{{{RUN}{more}}}": values}
+
+
+LAUNCH = {"run": "r", "launch": "1"}
+RANK = {**LAUNCH, "rank": "0"}
+STEPS = _of_run("step_seconds_sum", "500x90", ',part="compute"') | _of_run(
+    "step_seconds_count", "50x90", ',part="compute"'
+)
+"""Fifty steps of ten seconds."""
+CASES = {
+    "RunStalled": Case(_of_run("step_age_seconds", "5x9 20 55+60x4 5x20") | STEPS, 14, 20, RANK, before=10),
+    "CheckpointOld": Case(
+        _of_run("checkpoint_age_seconds", "0+60x20 0+60x20") | _of_run("checkpoint_interval_seconds", "300x60"),
+        17,
+        24,
+        RANK,
+        before=12,
+    ),
+    "SavesFailing": Case(_of_run("saves_failed_total", "0x5 1 2 3 3x60"), 8, 40, RANK, before=4),
+    "LossNotFinite": Case(_of_run("loss", "2x4 NaN Inf 2x9"), 6, 8, RANK, before=3),
+    "ThroughputLow": Case(_of_run("tokens_per_second", "1000x89 700x60 1000x60"), 125, 200, {"run": "r"}, before=88),
+    "DataSlow": Case(
+        _of_run("step_seconds_sum", "0+1x30 31+10x40 431+1x60", ',part="data"')
+        | _of_run("step_seconds_sum", "0+60x140", ',part="compute"'),
+        60,
+        110,
+        LAUNCH,
+        before=25,
+    ),
+    "SaveBlocks": Case(
+        _of_run("step_seconds_sum", "0+0.1x60 6+3x60 186+0.1x120", ',part="blocked"')
+        | _of_run("step_seconds_count", "0+1x250", ',part="blocked"'),
+        118,
+        220,
+        LAUNCH,
+        before=50,
+    ),
+    "StragglerData": Case(
+        {
+            RANK_DATA.format(kind=kind, rank=rank): values
+            for rank in range(8)
+            for kind, values in (
+                ("count", "0+60x120"),
+                ("sum", "0+0.6x20 12+60x40 2412+0.6x60" if rank == 3 else "0+0.6x120"),
+            )
+        },
+        50,
+        90,
+        {**LAUNCH, "rank": "3"},
+        before=15,
+    ),
+    "LaunchesWithoutCommit": Case(
+        {
+            f'lustrain_launch{{run="r",launch="{number}",rank="0"}}': f"_x{10 * number} {number}x9"
+            for number in (1, 2, 3)
+        }
+        | {'lustrain_checkpoint_step{run="r",launch="1",rank="0"}': "40x100"},
+        32,
+        95,
+        {"run": "r"},
+        before=25,
+    ),
+    "RunInterrupted": Case(_of_run("notices_total", "0x5 1x30"), 7, 20, RANK, before=4),
+    "EfaDropsPackets": Case(
+        {'lustrain_node_efa_rx_drops_total{device="d"}': "0x9 0+5x20 100x30"}, 25, 45, {"device": "d"}, before=9
+    ),
+    "EfaPeerUnresponsive": Case(
+        {'lustrain_node_efa_unresponsive_remote_events_total{device="d"}': "0x5 1x40"}, 8, 25, {"device": "d"}, before=4
+    ),
+    "GpuXid": Case(
+        {
+            'lustrain_node_gpu_xids_total{xid="79",action="REBOOT"}': "_x3 1x5 stale",
+            'lustrain_node_gpu_xids_total{xid="31",action="NONE"}': "2x40",
+        },
+        5,
+        12,
+        {"xid": "79", "action": "REBOOT"},
+        before=2,
+    ),
+    "GpuThrottled": Case(
+        {
+            'lustrain_node_gpu_throttled{gpu="0",reason="hw_slowdown"}': "0x4 1x12 0x9",
+            'lustrain_node_gpu_throttled{gpu="0",reason="sw_power_cap"}': "1x40",
+        },
+        12,
+        20,
+        {"gpu": "0", "reason": "hw_slowdown"},
+        before=7,
+    ),
+    "GpuRemapPending": Case({'lustrain_node_gpu_remap_pending{gpu="2"}': "0x3 1x5 0x9"}, 6, 12, {"gpu": "2"}, before=2),
+    "LustreFull": Case({"lustrain_node_lustre_fullest_target_ratio": "0.85x5 0.86x9 0.5x9"}, 12, 18, before=5),
+    "LustreTargetLost": Case(
+        {
+            'lustrain_node_lustre_targets{state="silent"}': "0x5 1x9 0x9",
+            'lustrain_node_lustre_targets{state="answering"}': "6x60",
+        },
+        12,
+        18,
+        {"state": "silent"},
+        before=5,
+    ),
+    "LustreDisconnected": Case(
+        {
+            'lustrain_node_lustre_connections{file_system="f",state="DISCONN"}': "_x5 1x9 stale",
+            'lustrain_node_lustre_connections{file_system="f",state="FULL"}': "5x60",
+            'lustrain_node_lustre_connections{file_system="f",state="IDLE"}': "5x60",
+        },
+        12,
+        20,
+        {"file_system": "f", "state": "DISCONN"},
+        before=5,
+    ),
+    "ClockOff": Case({"lustrain_node_clock_offset_seconds": "0.0005x5 -0.002x9 0x9"}, 12, 18, before=5),
+    "ScratchMissing": Case({"lustrain_node_scratch_mounted": "1x5 0x9 1x9"}, 12, 18, before=5),
+    "NodeDrifted": Case(
+        {
+            'lustrain_node_settings{status="change"}': "0x5 2x20 0x9",
+            'lustrain_node_settings{status="conflict"}': "0x60",
+            'lustrain_node_settings{status="ok"}': "40x60",
+        },
+        23,
+        30,
+        before=18,
+    ),
+    "NodeMetricsStale": Case(
+        {'node_textfile_mtime_seconds{file="/x/lustrain.prom"}': "0x14 900+60x60"},
+        13,
+        18,
+        {"file": "/x/lustrain.prom"},
+        before=5,
+    ),
+}
+
+
+FIRST_SAVE_MISSING = Case(
+    _of_run("checkpoint_age_seconds", "0+60x80 5x20") | _of_run("checkpoint_interval_seconds", "_x80 4805x20"),
+    70,
+    84,
+    RANK,
+    before=62,
+)
+
+
+def promtool_tests(rules: Path) -> dict[str, Any]:
+    """Return the cases in the form of `promtool test rules`
+    (https://prometheus.io/docs/prometheus/latest/configuration/unit_testing_rules/)."""
+    tests = []
+    by_name = {alert.name: alert for alert in ALERTS}
+    for name, case in [*CASES.items(), ("CheckpointOld", FIRST_SAVE_MISSING)]:
+        alert = by_name[name]
+        annotations = {"summary": alert.reason, "runbook": alert.runbook}
+        firing = [{"exp_labels": {**case.labels, "severity": alert.severity}, "exp_annotations": annotations}]
+        moments = [(case.before, []), (case.fires, firing), (case.cleared, [])]
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+                "alert_rule_test": [
+                    {"eval_time": f"{minute}m", "alertname": alert.name, "exp_alerts": expected}
+                    for minute, expected in moments
+                ],
+            }
+        )
+    return {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}
+
+
+def test_each_alert_fires_stays_quiet_and_clears(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    require(promtool, "promtool; fix: apt-get install prometheus")
+    (tmp_path / "rules.yml").write_text(render(), encoding="utf-8")
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(promtool_tests(tmp_path / "rules.yml")), encoding="utf-8")
+    done = subprocess.run(
+        [str(promtool), "test", "rules", str(tmp_path / "tests.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_task_prints_the_rule_file(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks.alert_rules(Invocation())
+    assert yaml.safe_load(capsys.readouterr().out) == rule_file()
+    tasks.alert_rules(Invocation(), json=True)
+    assert json.loads(capsys.readouterr().out) == rule_file()

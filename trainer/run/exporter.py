@@ -1,0 +1,64 @@
+"""The Prometheus exporter of a rank: what it is made with, where it listens, and the run's past that it begins from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from lustrain.problem import UserError, problem
+from trainer.config import Config
+from trainer.environment import launch_attempt
+from trainer.interrupt.notice import OnEvent
+from trainer.metrics.prometheus import PrometheusSink, peak_flops
+from trainer.parallel import World
+from trainer.run.past import read_past
+from trainer.storage import ObjectStore
+
+
+def start_exporter(
+    config: Config, world: World, on_event: OnEvent, flops_per_token: Callable[[], float]
+) -> PrometheusSink | None:
+    """Serve this rank's metrics at the configured port plus its local rank; None where they are off.
+
+    None and the event `warning` where the port is refused: a run is worth more than its metrics.
+    """
+    metrics = config.metrics
+    if not metrics.prometheus_port:
+        return None
+    sink = PrometheusSink(
+        run=config.run.uri.rstrip("/").rpartition("/")[2],
+        rank=world.rank,
+        launch=launch_attempt(),
+        mfu_per_token=mfu_per_token(config, world, flops_per_token),
+    )
+    port = metrics.prometheus_port + world.local_rank
+    try:
+        sink.serve(metrics.prometheus_address, port)
+    except OSError as error:
+        line = problem("metrics.prometheus_port", port, f"no metrics are served: {error.strerror or error}")
+        on_event("warning", {"source": "metrics", "detail": line})
+        return None
+    return sink
+
+
+def mfu_per_token(config: Config, world: World, flops_per_token: Callable[[], float]) -> float | None:
+    """Return the share of all ranks' peak that one token per second takes; None where the device's peak is not known."""
+    if world.device.type != "cuda":
+        return None
+    peak = peak_flops(torch.cuda.get_device_name(world.device), config.precision.mode)
+    return None if peak is None else flops_per_token() / (peak * world.world_size)
+
+
+def follow_generation(sink: PrometheusSink, store: ObjectStore, generation: int, step: int, on_event: OnEvent) -> None:
+    """Have rank 0's exporter count from `step`, from which `generation` began; its past is read in a thread meanwhile."""
+    sink.begin_generation(generation)
+
+    def read() -> None:
+        try:
+            sink.set_past(generation, read_past(store, generation, step))
+        except (UserError, OSError) as error:
+            on_event("warning", {"source": "metrics", "detail": f"no goodput is served: {error}"})
+
+    threading.Thread(target=read, name="metrics-past", daemon=True).start()
