@@ -145,12 +145,13 @@ def resolve_request(
         max_nodes=max_nodes,
         ranks_per_node=ranks,
         micro_batches_per_step=micro_batches,
-        ranks_per_replica=config.parallel.shard or 1,
+        ranks_per_micro_batch=config.parallel.tensor,
+        ranks_per_replica=(config.parallel.shard or 1) * config.parallel.tensor,
         allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
         scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
     )
     if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
-        problems.append(_unusable_ranks(flags, policy, one_machine=not backend.uses_groups))
+        problems.append(_unusable_ranks(flags, config, policy, one_machine=not backend.uses_groups))
     if problems:
         raise UserError(problems)
     settings = _settings(config, target.run, cluster)
@@ -257,23 +258,29 @@ def _micro_batches(config: Config, problems: list[Problem]) -> int:
     return 0
 
 
-def _unusable_ranks(flags: TrainFlags, policy: RestartPolicy, *, one_machine: bool) -> Problem:
-    """Return the problem where no number of nodes fits both parallel.shard and a step's micro-batches."""
-    ranks, micro_batches, shard = policy.ranks_per_node, policy.micro_batches_per_step, policy.ranks_per_replica
-    if policy.min_nodes * ranks <= micro_batches:
-        fix = "parallel.shard = 0 (over all ranks), or another value"
+def _unusable_ranks(flags: TrainFlags, config: Config, policy: RestartPolicy, *, one_machine: bool) -> Problem:
+    """Return the problem where no number of nodes makes up whole replicas and has micro-batches for all ranks."""
+    ranks, most, replica = policy.ranks_per_node, policy.max_ranks, policy.ranks_per_replica
+    shard, tensor = config.parallel.shard, config.parallel.tensor
+    if policy.min_nodes * ranks <= most:
+        name = f"parallel.shard = {shard}"
+        if tensor > 1:
+            name = f"parallel.tensor = {tensor}" if shard < 2 else f"{name} x parallel.tensor = {tensor}"
+        fix = "parallel.shard = 0 (over all ranks), or another value" if tensor == 1 else "other numbers that divide"
         if one_machine:
-            allowed = f"multiples of {shard} up to {micro_batches}" if shard <= micro_batches else ""
-            return problem("--nproc", ranks, f"is no multiple of parallel.shard = {shard}", allowed=allowed, fix=fix)
-        why = f"these nodes, with {ranks} ranks each, make no multiple of parallel.shard = {shard}"
-        step, most = shard // math.gcd(shard, ranks), micro_batches // ranks
-        allowed = f"multiples of {step} up to {most}" if step <= most else ""
+            allowed = f"multiples of {replica} up to {most}" if replica <= most else ""
+            return problem("--nproc", ranks, f"is no multiple of {name}", allowed=allowed, fix=fix)
+        why = f"these nodes, with {ranks} ranks each, make no multiple of {name}"
+        step = replica // math.gcd(replica, ranks)
+        allowed = f"multiples of {step} up to {most // ranks}" if step <= most // ranks else ""
         return problem("--nodes", flags.nodes, why, allowed=allowed, fix=fix)
-    why = f"{policy.min_nodes * ranks} ranks are more than the {micro_batches} micro-batches of a step"
+    why = f"{policy.min_nodes * ranks} ranks are more than the {policy.micro_batches_per_step} micro-batches of a step"
+    if tensor > 1:
+        why += f" for parallel.tensor = {tensor}"
     fix = "fewer ranks, or a smaller train.micro_batch"
-    if ranks > micro_batches:
-        return problem("--nproc", flags.nproc or ranks, why, allowed=f"1 to {micro_batches}", fix=fix)
-    return problem("--nodes", flags.nodes, why, allowed=f"1 to {micro_batches // ranks}", fix=fix)
+    if ranks > most:
+        return problem("--nproc", flags.nproc or ranks, why, allowed=f"1 to {most}", fix=fix)
+    return problem("--nodes", flags.nodes, why, allowed=f"1 to {most // ranks}", fix=fix)
 
 
 def _run_uri(flags: TrainFlags, config: Config, cluster: Cluster | None, folder: Path, problems: list[Problem]) -> str:

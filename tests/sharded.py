@@ -1,4 +1,4 @@
-"""A mesh of two ranks of which one is here, so that tensors and models are really sharded without other processes."""
+"""Ranks of which one is here, so that tensors and models are really sharded without other processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @contextmanager
-def mesh_of_two() -> Iterator[DeviceMesh]:
-    """A mesh whose exchanges do nothing; its process group ends with the block."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+def first_of(ranks: int) -> Iterator[None]:
+    """Be rank 0 of so many, in a process group whose exchanges do nothing, and which ends with the block."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        yield init_device_mesh("cpu", (2,))
+        yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def mesh_of_two() -> Iterator[DeviceMesh]:
+    """A mesh of the first of two ranks."""
+    with first_of(2):
+        yield init_device_mesh("cpu", (2,))
 
 
 def shard_on(mesh: DeviceMesh) -> DTensor:

@@ -173,14 +173,17 @@ FSDP_ONLY = ("reshard",)
 
 
 class ParallelConfig(Section):
-    """How the ranks share the model: whole on each (DistributedDataParallel), or sharded (FSDP2)."""
+    """How the ranks share the model: whole on each (DistributedDataParallel), sharded (FSDP2), each product split (tensor)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     shard: Annotated[int, Field(ge=0, le=2**20)] = 1
     """Ranks over which each parameter, its gradient and its optimizer state are sharded; 1 keeps them whole on every rank,
-    0 shards over all ranks, however many there are."""
+    0 shards over all ranks, or all groups of `tensor` ranks, however many there are."""
+    tensor: Annotated[int, Field(ge=1, le=2**20)] = 1
+    """Ranks that compute each micro-batch together: every matrix product is split over them. Replicas x shard x tensor are
+    all ranks."""
     reshard: bool = True
-    """With shards: free a block's gathered weights after forward, and gather them again for backward."""
+    """With FSDP2: free a block's gathered weights after forward, and gather them again for backward."""
     timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0
     """How long ranks wait for each other, at the start and in each exchange."""
     bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0
@@ -188,11 +191,16 @@ class ParallelConfig(Section):
     static_graph: bool = False
     comm_hook: Literal["none", "bf16", "fp16"] = "none"
 
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP2 averages gradients, also where it has nothing to shard: with tensor parallelism DDP does not."""
+        return self.shard != 1 or self.tensor > 1
+
     def unused(self) -> list[Problem]:
-        """Return a problem for each setting of the way to share the model that `shard` does not choose."""
-        sharded = self.shard != 1
-        owner, keys = ("DistributedDataParallel", DDP_ONLY) if sharded else ("FSDP2", FSDP_ONLY)
-        why = f"belongs to {owner}, which parallel.shard = {self.shard} does not use"
+        """Return a problem for each setting of the way to share the model that `shard` and `tensor` do not choose."""
+        owner, keys = ("DistributedDataParallel", DDP_ONLY) if self.uses_fsdp else ("FSDP2", FSDP_ONLY)
+        chosen = f"parallel.shard = {self.shard}" + (f", parallel.tensor = {self.tensor}" if self.tensor > 1 else "")
+        why = f"belongs to {owner}, which {chosen} does not use"
         changed = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
         return [problem(f"parallel.{key}", getattr(self, key), why, fix="leave it out") for key in changed]
 

@@ -119,8 +119,8 @@ def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
         weights = weights_checksum(shards.values())
         whole = [shard for shard in shards.values() if shard.replicas == world.world_size]
         # Without sharding both are the same, and reading all weights takes seconds where they are large.
-        of_whole = weights if dims.shard == 1 else weights_checksum(whole)
-        return {"shard": dims.shard_rank, "weights": weights, "whole": of_whole}
+        of_whole = weights if dims.replica_size == 1 else weights_checksum(whole)
+        return {"shard": dims.rank_in_replica, "weights": weights, "whole": of_whole}
 
     weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
     log_start(training, run_lease, loaded, weights)

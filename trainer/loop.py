@@ -176,9 +176,10 @@ def train_step(training: Training, step: int) -> tuple[Record, StepReduction]:
 
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     count, digest, data_seconds = 0, 0, 0.0
+    takes_count = training.strategy.dims.tensor_rank == 0
     for done, (micro, batch, seconds) in enumerate(micro_batches(training, step), start=1):
         data_seconds += seconds
-        digest += digest_of(batch) if micro.counts and config.metrics.batch_digest else 0
+        digest += digest_of(batch) if micro.counts and takes_count and config.metrics.batch_digest else 0
         on_device = {name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()}
         last = done == training.accumulation
         with training.strategy.micro_batch(last=last):
@@ -194,7 +195,8 @@ def train_step(training: Training, step: int) -> tuple[Record, StepReduction]:
     save = training.saving.should_save(step)
     lost = training.saving.lost() is not None
     flags = [float(notice), float(save), float(lost), float(digest)]
-    reduced = StepReduction(*parallel.all_reduce_stats(world, [float(loss_sum), float(count), *flags]))
+    counted = [float(loss_sum), float(count)] if takes_count else [0.0, 0.0]
+    reduced = StepReduction(*parallel.all_reduce_stats(world, [*counted, *flags]))
     if reduced.lost:
         return {}, reduced
 
@@ -299,9 +301,9 @@ def evaluate(training: Training) -> float:
         start = micro.number * size
         ids = order.sample_ids(config.run.seed, start, min(size, samples - start), task.eval_samples)
         batch = {name: tensor.to(world.device) for name, tensor in task.eval_batch(ids).items()}
-        with precision.autocast(config.precision, world.device):
+        with training.strategy.micro_batch(last=True), precision.autocast(config.precision, world.device):
             loss = task.loss(training.model, batch)
-        if micro.counts:
+        if micro.counts and training.strategy.dims.tensor_rank == 0:
             total += loss.total
             count += loss.count
     training.model.train()

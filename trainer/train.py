@@ -92,7 +92,7 @@ def prepare(
     votes = StoreVotes(world.store, world.world_size)
     cleanup.enter_context(rank_0_last(world, votes))
 
-    run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
+    run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, task, world, relay.event))
     open_and_compare_data(config, task, world, votes)
     cleanup.callback(task.close)
 

@@ -89,7 +89,7 @@ def _announce_and_pause(executor: Executor, start: Start, log: Callable[[str], N
     if start.why:
         log(f"{start.why}: starting again{pause} on {', '.join(start.nodes)}")
     if start.idle:
-        why = "a step has too few micro-batches for their ranks, or they make up no whole replica (parallel.shard)"
+        why = "a step has too few micro-batches for their ranks, or they make up no whole replica of the model"
         log(f"idle, and paid for: {', '.join(start.idle)}; {why}")
     if start.after_s:
         executor.sleep(start.after_s)

@@ -69,18 +69,25 @@ class RestartPolicy:
     max_nodes: int = 1
     ranks_per_node: int = 1
     micro_batches_per_step: int = 1
-    """global_batch / micro_batch: no more ranks than that can be used."""
+    """global_batch / micro_batch: no more groups of `ranks_per_micro_batch` ranks than that can be used."""
+    ranks_per_micro_batch: int = 1
+    """Ranks that compute a micro-batch together (parallel.tensor)."""
     ranks_per_replica: int = 1
-    """Ranks that share one copy of a sharded model (parallel.shard): only multiples of them can be used."""
+    """Ranks that share one copy of the model (parallel.shard x parallel.tensor): only multiples of them can be used."""
     allow_blamed_nodes: bool = False
     """Use nodes that were blamed twice."""
     scheduler_can_replace_nodes: bool = False
     deadline: float | None = None
     """Unix seconds after which no launch begins, because the capacity ends."""
 
+    @property
+    def max_ranks(self) -> int:
+        """Ranks for which a step has micro-batches."""
+        return self.micro_batches_per_step * self.ranks_per_micro_batch
+
     def usable_nodes(self, available: int) -> int:
         """Return how many of the available nodes can be used; 0 where they are too few."""
-        most = min(self.max_nodes, available, self.micro_batches_per_step // self.ranks_per_node)
+        most = min(self.max_nodes, available, self.max_ranks // self.ranks_per_node)
         sizes = range(most, max(self.min_nodes, 1) - 1, -1)
         return next((nodes for nodes in sizes if nodes * self.ranks_per_node % self.ranks_per_replica == 0), 0)
 

@@ -188,6 +188,21 @@ def test_nodes_of_a_sharded_run_make_up_whole_replicas(there: int, ranks: int, s
     assert policy.usable_nodes(there) == size
 
 
+@pytest.mark.parametrize(
+    ("there", "ranks", "tensor", "size"), [(9, 8, 4, 6), (9, 2, 4, 8), (5, 2, 4, 4), (9, 16, 8, 6)]
+)
+def test_tensor_ranks_share_a_micro_batch(there: int, ranks: int, tensor: int, size: int) -> None:
+    policy = RestartPolicy(
+        min_nodes=3,
+        max_nodes=8,
+        ranks_per_node=ranks,
+        micro_batches_per_step=12,
+        ranks_per_micro_batch=tensor,
+        ranks_per_replica=tensor,
+    )
+    assert policy.usable_nodes(there) == size
+
+
 def test_a_record_is_read_with_and_without_what_it_may_lack() -> None:
     bare = {"attempt": 3, "nodes": ["n1"], "code": None}
     assert launch_of(bare) == Launch(3, ("n1",))

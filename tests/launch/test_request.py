@@ -114,6 +114,22 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
     [
         ("4", "1-8", "2", ""),
         ("0", "3", "2", ""),
+        ("4x2", "1-8", "2", ""),
+        ("0x2", "3", "2", ""),
+        ("1x2", "4", "16", ""),
+        (
+            "1x2",
+            "5",
+            "16",
+            "--nodes = '5': 80 ranks are more than the 32 micro-batches of a step for parallel.tensor = 2",
+        ),
+        (
+            "4x2",
+            "1-3",
+            "2",
+            "--nodes = '1-3': these nodes, with 2 ranks each, make no multiple of parallel.shard = 4 x parallel.tensor = 2; "
+            "allowed: multiples of 4 up to 32",
+        ),
         (
             "8",
             "1-3",
@@ -125,11 +141,12 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
 )
 def test_nodes_that_make_no_replica_are_one_line(tmp_path: Path, shard: str, nodes: str, nproc: str, line: str) -> None:
     (tmp_path / "config.toml").write_text(settings("runs/first", global_batch=64))
-    sharded = load(tmp_path / "config.toml", [f"parallel.shard={shard}"])
+    shard, _, tensor = shard.partition("x")
+    sharded = load(tmp_path / "config.toml", [f"parallel.shard={shard}", f"parallel.tensor={tensor or 1}"])
     flags = TrainFlags("config.toml", on="slurm", nodes=nodes, nproc=nproc)
     with pytest.raises(UserError) if line else nullcontext() as refused:
         policy = resolve(flags, sharded, None).policy
-        assert policy.usable_nodes(8)
+        assert policy.usable_nodes(policy.max_nodes)
     assert not line or str(refused.value.problems[0]).startswith(line)
 
 

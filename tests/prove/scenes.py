@@ -146,7 +146,7 @@ SCENES = (
     ),
     Scene(
         "meshes",
-        "ranks that exchange through gloo, on five meshes: kills, and resumes on every other mesh",
+        "ranks that exchange through gloo, on ten meshes: kills, and resumes on other meshes",
         ("tests/trainer/test_meshes.py",),
     ),
     Scene(

@@ -25,15 +25,18 @@ def memory_tier() -> Iterator[Path]:
 
 
 def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, say: Say, kills: int) -> None:
-    """Half of the kills without, half with a memory tier."""
-    half = kills // 2
+    """A third of the kills each: of plain runs, of runs with a memory tier, and of sharded runs with one."""
+    third, left = divmod(kills, 3)
     struck: Counter[str] = Counter()
-    for what, sets in (("", {}), (" with a memory tier", {"checkpoint.tiers": f'[{{kind="memory", path="{tier}"}}]'})):
-        say(f"\n{half} kills, a run in a folder{what}")
+    tiers = {"checkpoint.tiers": f'[{{kind="memory", path="{tier}"}}]'}
+    ways = {"": {}, " with a memory tier": tiers, " with a memory tier and shards": tiers | {"parallel.shard": 2}}
+    for what, sets in ways.items():
+        share = third if what else third + left
+        say(f"\n{share} kills, a run in a folder{what}")
         ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", steps=80, seeds=3, say=say, sets=sets)
-        tally = ordeal.run(half)
+        tally = ordeal.run(share)
         struck += tally.kills
-        assert tally.resumed >= half / 8, "most attempts died before they had anything to lose"
+        assert tally.resumed >= share / 8, "most attempts died before they had anything to lose"
     assert struck.keys() == VICTIMS.keys()
     runs = list(tier.iterdir())
     assert all(len(list((run / "attempts").iterdir())) <= 3 for run in runs), "old copies stay in the memory tier"

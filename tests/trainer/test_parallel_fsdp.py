@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from lustrain.problem import UserError
 from tests.fork_server import ForkServer
-from tests.trainer.meshes import MeshRuns, equal
+from tests.trainer.meshes import MeshRuns, assert_losses_of_one_rank, equal
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import Config, ParallelConfig, PrecisionConfig
@@ -32,8 +33,7 @@ def test_sharded_run_has_one_ranks_losses_and_resumes_to_the_bit(fork_server: Fo
     runs = MeshRuns(fork_server, tmp_path)
     runs.train("one", "one")
     runs.train("whole", "hsdp2x2")
-    for mine, ones in zip(runs.steps("whole"), runs.steps("one"), strict=True):
-        assert mine == pytest.approx(ones, rel=1e-5)
+    assert_losses_of_one_rank(runs.steps("whole"), runs.steps("one"))
     runs.train("parts", "hsdp2x2", "train.steps=5")
     runs.train("parts", "hsdp2x2")
     assert runs.steps("parts") == runs.steps("whole")
@@ -41,30 +41,51 @@ def test_sharded_run_has_one_ranks_losses_and_resumes_to_the_bit(fork_server: Fo
 
 
 @pytest.mark.parametrize(
-    ("shard", "ranks", "paths"),
+    ("shard", "tensor", "ranks", "path", "allowed"),
     [
-        (1, 3, []),
-        (3, 6, []),
-        (0, 5, []),
-        (4, 6, ["parallel.shard"]),
-        (8, 6, ["parallel.shard"]),
+        (1, 1, 3, None, ""),
+        (3, 1, 6, None, ""),
+        (0, 1, 5, None, ""),
+        (4, 1, 6, "parallel.shard", "0, 1, 2, 3, 6"),
+        (8, 1, 6, "parallel.shard", "0, 1, 2, 3, 6"),
+        (3, 2, 12, None, ""),
+        (0, 2, 6, None, ""),
+        (4, 2, 12, "parallel.shard", "0, 1, 2, 3, 6"),
+        (1, 4, 6, "parallel.tensor", "1, 2, 3, 6"),
+        (1, 8, 6, "parallel.tensor", "1, 2, 3, 6"),
     ],
 )
-def test_mesh_that_the_ranks_cannot_make_is_named(shard: int, ranks: int, paths: list[str]) -> None:
-    config = ParallelConfig(shard=shard)
-    assert [line.path for line in mesh_problems(config, ranks)] == paths
+def test_mesh_that_the_ranks_cannot_make_is_named(
+    shard: int, tensor: int, ranks: int, path: str | None, allowed: str
+) -> None:
+    lines = mesh_problems(ParallelConfig(shard=shard, tensor=tensor), ranks)
+    assert [(line.path, line.allowed) for line in lines] == ([(path, allowed)] if path else [])
 
 
 def test_ranks_of_a_replica_are_neighbours() -> None:
     dims = [ParallelDims(replicate=2, shard=3, rank=rank) for rank in range(6)]
-    assert [one.shard_rank for one in dims] == [0, 1, 2, 0, 1, 2]
-    assert [one.axes[0].coordinate for one in dims] == [0, 0, 0, 1, 1, 1]
+    assert [one.rank_in_replica for one in dims] == [0, 1, 2, 0, 1, 2]
+    assert [[axis.coordinate for axis in one.axes] for one in dims] == list(map(list, product(range(2), range(3))))
     assert {(one.data_rank, one.data_size) for one in dims} == {(rank, 6) for rank in range(6)}
 
 
-def problems_of(config: ParallelConfig) -> Sequence[Any]:
+def test_tensor_ranks_are_nearest_and_share_their_batches() -> None:
+    dims = [ParallelDims(replicate=2, shard=3, rank=rank, tensor=2) for rank in range(12)]
+    assert [[axis.coordinate for axis in one.axes] for one in dims] == list(map(list, product(*map(range, (2, 3, 2)))))
+    assert [one.data_rank for one in dims] == [rank // 2 for rank in range(12)]
+    assert [one.rank_in_replica for one in dims] == [rank % 6 for rank in range(12)]
+    assert {(one.data_size, one.replica_size) for one in dims} == {(6, 6)}
+
+
+def test_shards_over_all_ranks_leave_tensor_ranks_out() -> None:
+    world = parallel.World(5, 12, 0, torch.device("cpu"), torch.distributed.HashStore())
+    assert ParallelDims.of(ParallelConfig(shard=0, tensor=4), world) == ParallelDims(1, 3, 5, 4)
+
+
+def problems_of(config: ParallelConfig, train: dict[str, Any] | None = None) -> Sequence[Any]:
     world = parallel.World(0, 2, 0, torch.device("cpu"), torch.distributed.HashStore())
-    return list(choose.problems(CONFIG.model_copy(update={"parallel": config}), world))
+    changed = {"parallel": config, "train": CONFIG.train.model_copy(update=train or {})}
+    return list(choose.problems(CONFIG.model_copy(update=changed), world))
 
 
 def test_options_of_the_other_strategy_are_refused() -> None:
@@ -72,6 +93,13 @@ def test_options_of_the_other_strategy_are_refused() -> None:
     assert [line.path for line in problems_of(config)] == ["parallel.bucket_mb", "parallel.comm_hook"]
     assert [line.path for line in problems_of(ParallelConfig(reshard=False))] == ["parallel.reshard"]
     assert problems_of(ParallelConfig(shard=2, reshard=False)) == problems_of(ParallelConfig(comm_hook="fp16")) == []
+    assert [line.path for line in problems_of(ParallelConfig(tensor=2, comm_hook="fp16"))] == ["parallel.comm_hook"]
+    assert problems_of(ParallelConfig(tensor=2, reshard=False)) == []
+
+
+def test_compiled_layers_are_not_split() -> None:
+    assert [line.path for line in problems_of(ParallelConfig(tensor=2), {"compile": True})] == ["train.compile"]
+    assert problems_of(ParallelConfig(tensor=2)) == problems_of(ParallelConfig(shard=2), {"compile": True}) == []
 
 
 def test_gradients_are_reduced_in_fp32_whatever_is_computed_in() -> None:

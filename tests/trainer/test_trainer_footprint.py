@@ -15,10 +15,14 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError
+from tests.sharded import first_of
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
-from trainer.config import Config, ParallelConfig
+from trainer.config import Config, ParallelConfig, PrecisionConfig
 from trainer.parallel import World
+from trainer.parallel.fsdp import Sharded
+from trainer.parallel.mesh import ParallelDims
+from trainer.parallel.shards import local_chunk
 from trainer.run import footprint
 from trainer.run.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
 from trainer.tasks import Footprint
@@ -26,6 +30,9 @@ from trainer.tasks.models import llama, patchnet
 
 GB = 10**9
 CPU = World(0, 1, 0, torch.device("cpu"), HashStore())
+EIGHT_B = replace(llama.PRESETS["8b"], vocab_size=128_256)
+SEVENTY_B = replace(EIGHT_B, width=8192, layers=80, heads=64, hidden=28_672)
+"""https://huggingface.co/meta-llama/Meta-Llama-3-70B/blob/main/config.json"""
 CONFIG = Config.model_validate(
     {
         "run": {"uri": "run"},
@@ -105,6 +112,10 @@ def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_as_it_is_made(mo
         ({"shard": 0}, False, None),
         ({"shard": 8}, True, "task.model (parameters)"),
         ({"shard": 4}, False, "train.micro_batch"),
+        ({"shard": 4, "tensor": 2}, False, None),
+        ({"shard": 2, "tensor": 2}, False, None),
+        ({"shard": 2, "tensor": 4}, True, "task.model (parameters)"),
+        ({"tensor": 2}, False, "train.micro_batch"),
         ({}, False, "task.model (parameters)"),
     ],
     ids=str,
@@ -119,6 +130,58 @@ def test_shards_divide_what_a_rank_holds(
     with pytest.raises(UserError) if path else nullcontext() as refused:
         check_memory(config, eight, world, {"LOCAL_WORLD_SIZE": "8"}, built_whole=whole)
     assert path is None or [line.path for line in refused.value.problems] == [path]
+
+
+class Shaped:
+    """The part of a Task that makes a Llama, without data."""
+
+    def __init__(self, shape: llama.LlamaShape) -> None:
+        self.shape = shape
+
+    def build_model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def empty_model(self) -> nn.Module:
+        return llama.empty(self.shape, length=8)
+
+    def initialise(self, model: nn.Module) -> None:
+        """Leave the weights as they are: memory that is not written takes none."""
+
+    def blocks(self, model: Any) -> list[nn.Module]:
+        return list(model.blocks)
+
+    def tensor_plan(self, model: Any) -> Any:
+        return llama.tensor_plan(model)
+
+
+def bytes_of_weights(shape: llama.LlamaShape, shard: int, tensor: int) -> int:
+    """What torch allocates for the weights of one rank."""
+    source, ranks = Shaped(shape), shard * tensor
+    with first_of(ranks):
+        world = World(0, ranks, 0, torch.device("cpu"), HashStore())
+        strategy = Sharded(ParallelConfig(), PrecisionConfig(), world, ParallelDims(1, shard, 0, tensor))
+        weights = strategy.wrap(strategy.build(source), source).state_dict().items()
+        return sum(local_chunk(name, weight)[0].untyped_storage().nbytes() for name, weight in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "shard", "tensor"),
+    [(EIGHT_B, 4, 2), (SEVENTY_B, 8, 8)],
+    ids=["8b, 4 x 2", "70B, 8 x 8"],
+)
+def test_weights_that_torch_allocates_are_a_quarter_of_what_is_counted(
+    monkeypatch: pytest.MonkeyPatch, shape: llama.LlamaShape, shard: int, tensor: int
+) -> None:
+    weights = bytes_of_weights(shape, shard, tensor)
+    config = CONFIG.model_copy(update={"parallel": ParallelConfig(shard=shard, tensor=tensor)})
+    world = World(0, shard * tensor, 0, torch.device("cuda", 0), HashStore())
+    monkeypatch.setattr(footprint, "host_memory", lambda: None)
+    for factor, refused in ((0.99, True), (1.01, False)):
+        room = Memory("GPU 0", int(4 * weights * factor), int(4 * weights * factor))
+        monkeypatch.setattr(footprint, "gpu_memory", lambda device, room=room: room)
+        with pytest.raises(UserError) if refused else nullcontext():
+            check_memory(config, Footprint(llama.parameters(shape), 0, "task.model"), world, {}, built_whole=False)
 
 
 def test_the_lowest_limit_from_the_processs_own_group_up_counts_and_swap_is_memory_too(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from trainer.loop import Progress, micro_batches
 from trainer.parallel import World
 from trainer.run.start import check_fit
 from trainer.step.passes import passes
+from trainer.tasks import make_task
 
 EARLIER = Path(__file__).parent / "earlier" / "two_ranks.tar.xz"
 """Six steps of the tiny Task on two ranks, with batches of 8 samples in micro-batches of 2. The trainer of commit 8676e83 made
@@ -48,7 +49,7 @@ def world_of(rank: int, ranks: int) -> World:
 def check_fit_of(config: Config, ranks: int) -> str:
     """Return the one line with which so many ranks are refused; empty where they are not."""
     try:
-        check_fit(config, world_of(0, ranks), lambda kind, fields: None)
+        check_fit(config, make_task(config.task, seed=0), world_of(0, ranks), lambda kind, fields: None)
     except UserError as error:
         (line,) = error.problems
         return str(line)
@@ -123,6 +124,7 @@ def test_a_surplus_pass_is_the_ranks_first_one_again(tmp_path: Path) -> None:
         ([], 3, "train.micro_batch = 2: a step has 2 micro-batches, fewer than the 3 ranks; allowed: divisors of 4 up to 1"),
         ([], 5, "train.micro_batch = 2: a step has 2 micro-batches, fewer than the 5 ranks; fix: "),
         (["train.micro_batch=1"], 3, ""),
+        (["parallel.tensor=2"], 4, "parallel.tensor = 2: the Task Tiny has no tensor_plan; allowed: 1; fix: "),
         (["train.micro_batch=3"], 1, "train.global_batch = 4: is not a multiple of micro_batch = 3; allowed: "),
     ],
 )  # fmt: skip

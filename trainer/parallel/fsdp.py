@@ -1,7 +1,7 @@
 """FSDP2: each rank holds a shard of every parameter, gradient and optimizer state; a unit is whole only while it computes.
 
-The order is fixed: recomputation and compilation, then sharding, then weights, then the optimizer. An optimizer that is made
-before sharding trains nothing, and raises no error.
+The order is fixed: the tensor plan, recomputation and compilation, then sharding, then weights, then the optimizer. An
+optimizer that is made before sharding trains nothing, and raises no error.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import loss_parallel
 
 from lustrain.problem import Problem, UserError, problem
 from trainer.config import ParallelConfig, PrecisionConfig
 from trainer.parallel.ddp import refuse_batch_statistics
 from trainer.parallel.mesh import ParallelDims
 from trainer.parallel.strategy import ModelSource, makes_empty_models
+from trainer.parallel.tensor import split_model
 from trainer.parallel.world import World
 
 GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Sharded:
-    """FSDP2 over a mesh of one axis, or HSDP where there are several replicas."""
+    """FSDP2, or HSDP where there are several replicas, of a model whose layers may be split over tensor ranks before.
+
+    With tensor ranks it also averages the gradients of a model that has one shard: DDP does not know such parameters.
+    """
 
     def __init__(self, config: ParallelConfig, precision: PrecisionConfig, world: World, dims: ParallelDims) -> None:
         self.dims = dims
@@ -34,9 +40,15 @@ class Sharded:
         self._model: FSDPModule | None = None
 
     def build(self, source: ModelSource) -> nn.Module:
-        """Return the model without weights where its Task can make it so, else whole, on the CPU."""
+        """Return the model without weights where its Task can make it so, else whole, on the CPU; split over tensor ranks.
+
+        UserError as `split_model`.
+        """
         empty = source.empty_model() if makes_empty_models(type(source)) else None
-        return source.build_model() if empty is None else empty
+        model = source.build_model() if empty is None else empty
+        if self.dims.tensor > 1:
+            split_model(model, source.tensor_plan(model), self._mesh["tensor"])
+        return model
 
     def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
         """Shard the model in place, block by block, and give it its weights; with an `empty_model` no rank holds all of them.
@@ -48,7 +60,7 @@ class Sharded:
         if lines := unit_problems(model, blocks):
             raise UserError(lines)
         empty = any(parameter.is_meta for parameter in model.parameters())
-        options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": mixed_precision(self._precision)}
+        options: dict[str, Any] = {"mesh": self._data_mesh(), "mp_policy": mixed_precision(self._precision)}
         for block in blocks:
             fully_shard(block, reshard_after_forward=self._config.reshard, **options)
         # The output layer is needed first in backward; what else lies outside of blocks stays gathered with it.
@@ -65,10 +77,17 @@ class Sharded:
         """
         if self._model is not None and self.dims.replicate > 1:
             self._model.set_requires_all_reduce(last)
-        return nullcontext()
+        # Each tensor rank has the logits of a part of the classes, which cross_entropy understands in this context only.
+        return loss_parallel() if self.dims.tensor > 1 else nullcontext()
 
     def warm_up(self, run_backward: Callable[[], None]) -> None:
         """Do nothing: FSDP2 exchanges in the same order from the first step on."""
+
+    def _data_mesh(self) -> DeviceMesh:
+        """Return the axes along which batches differ: FSDP2 shards and averages over these."""
+        if self.dims.tensor == 1:
+            return self._mesh
+        return self._mesh["shard"] if self.dims.replicate == 1 else self._mesh["replicate", "shard"]
 
 
 def unit_problems(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Problem]:

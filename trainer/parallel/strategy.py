@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
 from trainer.parallel.mesh import ParallelDims
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 class ModelSource(Protocol):
@@ -18,6 +21,7 @@ class ModelSource(Protocol):
     def empty_model(self) -> nn.Module | None: ...
     def initialise(self, model: nn.Module) -> None: ...
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]: ...
+    def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle] | None: ...
 
 
 def makes_empty_models(kind: type) -> bool:
@@ -27,20 +31,23 @@ def makes_empty_models(kind: type) -> bool:
 
 
 class Strategy(Protocol):
-    """One way to train on all ranks. Gradients come out averaged over the ranks, whatever the way."""
+    """One way to train on all ranks. Gradients come out averaged over `dims.data_size` batches, whatever the way."""
 
     @property
     def dims(self) -> ParallelDims:
         """Which ranks hold which part of the model, and which take batches of their own."""
 
     def build(self, source: ModelSource) -> nn.Module:
-        """Return the model; sharding may leave it without weights until `wrap`."""
+        """Return the model, its layers split over tensor ranks; sharding may leave it without weights until `wrap`."""
 
     def wrap(self, model: nn.Module, source: ModelSource) -> nn.Module:
         """Return what the loss calls. Recomputation and compilation come before, the optimizer after: it needs the shards."""
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of one micro-batch's forward and backward; the `last` of a step ends the exchange of gradients."""
+        """Return the context of one micro-batch's forward and backward, or of an evaluation's forward.
+
+        The `last` of a step ends the exchange of gradients.
+        """
 
     def warm_up(self, run_backward: Callable[[], None]) -> None:
         """Do once, before the first step that counts, what would make it round unlike a later one."""

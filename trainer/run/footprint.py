@@ -26,7 +26,7 @@ from trainer.tasks import Footprint
 TRAINED_BYTES = 16
 """Per parameter: fp32 weight, gradient and AdamW's two moments (https://arxiv.org/abs/1910.02054, section 3.1, all in fp32)."""
 BUILT_BYTES = 4
-"""Per parameter: without shards, or without an `empty_model`, each rank makes the model on the CPU in fp32."""
+"""Per parameter: each rank makes the model on the CPU in fp32 where it holds all of it, or the Task has no `empty_model`."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,16 @@ def check_memory(
         return
     ranks = ranks_here(world.world_size, environ)
     host, gpu = host_memory(), gpu_memory(world.device)
-    shard = ParallelDims.of(config.parallel, world).shard
+    dims = ParallelDims.of(config.parallel, world)
     # Blocks that are gathered to compute with come on top.
-    trained, built = TRAINED_BYTES / shard, BUILT_BYTES if shard == 1 or built_whole else 0
+    trained = TRAINED_BYTES / dims.replica_size
+    built = BUILT_BYTES if dims.replica_size == 1 or built_whole else 0
+    activations = need.activations // dims.tensor
     if gpu is None:
-        _require(config, need, host, trained, need.activations, ranks)
+        _require(config, need, host, trained, activations, ranks)
     else:
         _require(config, need, host, built, 0, ranks)
-        _require(config, need, gpu, trained, need.activations, 1)
+        _require(config, need, gpu, trained, activations, 1)
 
 
 def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:

@@ -83,21 +83,25 @@ def proven_settings_exit_1() -> Iterator[None]:
             yield
 
 
-def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
+def check_fit(config: Config, task: Task, world: World, on_event: OnEvent) -> None:
     """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
-    train = config.train
+    train, tensor = config.train, config.parallel.tensor
+    groups = max(world.world_size // tensor, 1)
     lines: list[str] = []
     if train.global_batch % train.micro_batch:
         why = f"is not a multiple of micro_batch = {train.micro_batch}"
         allowed, fix = f"multiples of {train.micro_batch}", f"a micro_batch that divides {train.global_batch}"
         lines.append(problem("train.global_batch", train.global_batch, why, allowed=allowed, fix=fix))
-    elif train.micro_batches < world.world_size:
-        why = f"a step has {train.micro_batches} micro-batches, fewer than the {world.world_size} ranks"
-        most = train.global_batch // world.world_size
+    elif train.micro_batches < groups:
+        ranks = f"{world.world_size} ranks" if tensor == 1 else f"{groups} groups of parallel.tensor = {tensor} ranks"
+        why = f"a step has {train.micro_batches} micro-batches, fewer than the {ranks}"
+        most = train.global_batch // groups
         allowed = f"divisors of {train.global_batch} up to {most}" if most else ""
         fix = "lower it, or start fewer ranks"
         lines.append(problem("train.micro_batch", train.micro_batch, why, allowed=allowed, fix=fix))
     lines += choose.problems(config, world)
+    if tensor > 1:
+        lines += task.tensor_problems(tensor)
     lines += precision.problems(config.precision, world.device)
     lines += package_problems(config.metrics.prometheus_port)
     if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):

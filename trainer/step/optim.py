@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
@@ -16,6 +18,9 @@ from lustrain.problem import UserError, problem
 from trainer.config import OptimizerConfig
 from trainer.parallel.shards import is_sharded, local_chunk, require_dense
 from trainer.step.completeness import require_model_saved, require_state_saved, tie_key
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 """Device types for which torch has a fused AdamW kernel that we use (torch.utils._foreach_utils lists them)."""
@@ -146,15 +151,39 @@ def clip_(parameters: Sequence[Tensor], max_norm: float, *, scale: float) -> flo
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not grads:
         return 0.0
-    total = get_total_norm(grads)
-    # float() of a DTensor is this rank's part, not the norm over all shards.
-    norm = float(total.full_tensor() if is_sharded(total) else total) * scale
+    norm = _total_norm(grads) * scale
     if not math.isfinite(norm):
         return norm
     factor = scale * max_norm / norm if 0 < max_norm < norm else scale
     if factor != 1.0:
         torch._foreach_mul_(grads, factor)
     return norm
+
+
+def _total_norm(grads: Sequence[Tensor]) -> float:
+    if is_sharded(grads[0]) and "tensor" in (grads[0].device_mesh.mesh_dim_names or ()):
+        return _norm_over_all_ranks([grad for grad in grads if is_sharded(grad)])
+    total = get_total_norm(grads)
+    # float() of a DTensor is this rank's part, not the norm over all shards.
+    return float(total.full_tensor() if is_sharded(total) else total)
+
+
+def _norm_over_all_ranks(grads: Sequence[DTensor]) -> float:
+    """Return the norm of gradients that several axes of the job's mesh cut: one exchange, and so the same bits on all ranks.
+
+    get_total_norm exchanges along one axis after the other. Groups of ranks may then round unlike each other, and what two
+    ranks hold alike would be clipped unlike.
+    """
+    norms = torch.stack(torch._foreach_norm([grad.to_local() for grad in grads])).double()
+    replicas = [
+        math.prod(
+            size for size, placed in zip(grad.device_mesh.shape, grad.placements, strict=True) if placed.is_replicate()
+        )
+        for grad in grads
+    ]
+    total = (norms.square() / torch.tensor(replicas, device=norms.device)).sum()
+    dist.all_reduce(total)
+    return math.sqrt(float(total))
 
 
 def _kind(tensor: Tensor) -> str:

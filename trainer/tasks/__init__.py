@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -21,6 +21,9 @@ from lustrain.problem import UserError, problem
 from lustrain.schema import TOML, problems_of
 from trainer.config import Section, TaskConfig
 from trainer.data.verified import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 Batch = dict[str, Tensor]
 Ids = np.ndarray[Any, np.dtype[np.int64]]
@@ -131,6 +134,20 @@ class Task(ABC):
     @abstractmethod
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated parts, in forward order: the units of compilation, recomputation and sharding."""
+
+    def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle] | None:
+        """Return how to split each layer over tensor ranks, as torch's `parallelize_module` takes it; None: it cannot be split.
+
+        Every parameter needs a style. `loss` runs inside torch's `loss_parallel`, and returns a plain tensor.
+        """
+        return None
+
+    def tensor_problems(self, tensor: int) -> Sequence[str]:
+        """Return one line for each option that forbids to split the model over `tensor` ranks; called before `open`."""
+        if type(self).tensor_plan is not Task.tensor_plan:
+            return []
+        why = f"the Task {type(self).__name__} has no tensor_plan"
+        return [problem("parallel.tensor", tensor, why, allowed="1", fix="parallel.shard, or another Task")]
 
     @abstractmethod
     def flops_per_token(self, model: nn.Module) -> float:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -22,6 +22,9 @@ from trainer.data.verified import WAIT_S, Ranks
 from trainer.storage import open_store
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task, field_defaults
 from trainer.tasks.models import llama
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 FORMER_PRESETS = {"gpt2-124m": "llama-124m"}
 """Names of earlier versions, which stored configs and users' files hold: it always was a Llama of GPT-2's size."""
@@ -164,6 +167,13 @@ class LanguageModel(Task):
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return list(_llama(model).blocks)
+
+    def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle]:
+        return llama.tensor_plan(_llama(model))
+
+    def tensor_problems(self, tensor: int) -> Sequence[str]:
+        shape, seq_len = self.options.model.shape(), self.options.seq_len
+        return llama.tensor_problems(shape, tensor, length=seq_len, prefix="task")
 
     def flops_per_token(self, model: nn.Module) -> float:
         return llama.flops_per_token(_llama(model).shape, self.options.seq_len)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lustrain.problem import problem
+from lustrain.problem import Problem, problem
+from trainer.parallel.shards import is_sharded
 from trainer.tasks.models.init import fill_normal
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ class Attention(nn.Module):
         key = rotate(self.key(x).view(heads).transpose(1, 2), cos, sin)  # [B, K, T, D]
         value = self.value(x).view(heads).transpose(1, 2)
         mixed = attend(query, key, value, self.dropout if self.training else 0.0)
-        y: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape))
+        # Not reshape(x.shape): a tensor rank has some of the heads only.
+        y: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return y
 
 
@@ -215,7 +220,7 @@ class Llama(nn.Module):
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, cos, sin)
-        x = self.norm(x)
+        x = on_every_rank(self.norm(x))
         if targets is None:
             return self.logits(x)
         x, targets = x.flatten(0, 1), targets.flatten()
@@ -230,7 +235,9 @@ class Llama(nn.Module):
         return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
 
     def summed_loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.logits(x).float(), targets, reduction="sum")
+        loss = F.cross_entropy(self.logits(x).float(), targets, reduction="sum")
+        # A clone, because FSDP2 warns of a forward that returns a view, as full_tensor() is.
+        return loss.full_tensor().clone() if is_sharded(loss) else loss
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -248,6 +255,61 @@ class Llama(nn.Module):
         cos, sin = rope_tables(self.shape.head_dim, self.length, self.shape.rope_theta)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
+
+
+def on_every_rank(x: Tensor) -> Tensor:
+    """Return x whole on each tensor rank; x itself where it is."""
+    if not is_sharded(x):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
+
+
+def tensor_plan(model: Llama) -> dict[str, ParallelStyle]:
+    """Split a model over tensor ranks: attention by heads, feed-forward by its hidden width, the rest by position and token.
+
+    Between the products each rank has T / ranks positions, so that norms and what backward needs of the residual stream are
+    split too (sequence parallelism, https://arxiv.org/abs/2205.05198); of the logits it has V / ranks tokens.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    positions, whole = Shard(1), Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "embed": RowwiseParallel(input_layouts=whole, output_layouts=positions),
+        "norm": SequenceParallel(),
+        "blocks.*.attention_norm": SequenceParallel(),
+        "blocks.*.attention": PrepareModuleInput(
+            input_layouts=(positions, None, None), desired_input_layouts=(whole, None, None)
+        ),
+        "blocks.*.attention.output": RowwiseParallel(output_layouts=positions),
+        "blocks.*.mlp_norm": SequenceParallel(),
+        "blocks.*.mlp": PrepareModuleInput(input_layouts=positions, desired_input_layouts=whole),
+        "blocks.*.mlp.down": RowwiseParallel(output_layouts=positions),
+    }
+    split = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+    plan |= {f"blocks.*.{name}": ColwiseParallel() for name in split}
+    return plan if model.head is None else plan | {"head": ColwiseParallel()}
+
+
+def tensor_problems(shape: LlamaShape, tensor: int, *, length: int, prefix: str) -> list[Problem]:
+    """Return one line for each thing that `tensor_plan` cannot split over so many ranks; `prefix` is that of the Task."""
+    lines = []
+    for path, value in (
+        ("seq_len", length),
+        ("model.heads", shape.heads),
+        ("model.kv_heads", shape.kv_heads),
+        ("model.hidden", shape.hidden),
+    ):
+        if value % tensor:
+            why, fix = f"is not a multiple of parallel.tensor = {tensor}", "another value of one of the two"
+            lines.append(problem(f"{prefix}.{path}", value, why, allowed=f"multiples of {tensor}", fix=fix))
+    if shape.dropout:
+        # Tensor ranks have the same seed and other positions: each position's mask would not be one of its own.
+        why = f"would drop the same places of what the parallel.tensor = {tensor} ranks hold"
+        lines.append(problem(f"{prefix}.model.dropout", shape.dropout, why, allowed="0", fix="leave one of them out"))
+    return lines
 
 
 def empty(shape: LlamaShape, *, length: int, loss_chunk: int = 0) -> Llama:
