@@ -7,6 +7,7 @@ there already. Nothing in it is secret. A reader refuses a version that it does 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from string import Formatter
@@ -184,6 +185,26 @@ class BucketNames(Section):
     lifecycle: Bucket | None = None
 
 
+SLURM_SETTINGS_OF_THE_PLAN = frozenset(
+    {
+        "authtype", "clustername", "downnodes", "frontendname", "grestypes", "include", "nodename", "nodeset", "partitionname",
+        "slurmctldhost", "slurmctldlogfile", "slurmdlogfile", "slurmdspooldir", "slurmduser", "slurmuser", "statesavelocation",
+        "switchname",
+    }
+)  # fmt: skip
+"""Keys of slurm.conf that follow from the Cluster and its nodes, or that the node agent's steps depend on."""
+
+
+def _slurm_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Check keys and values of slurm.conf; https://slurm.schedmd.com/slurm.conf.html"""
+    for key, value in settings.items():
+        if not re.fullmatch(r"[A-Za-z]+", key) or key.lower() in SLURM_SETTINGS_OF_THE_PLAN:
+            raise ValueError(f"has {key}, which is not for setting here; allowed: other keys of slurm.conf")
+        if not re.fullmatch(r"[!-~]+( [!-~]+)*", value) or "#" in value:
+            raise ValueError(f"has a value of {key} that is not one line of plain text; allowed: without # and quotes")
+    return settings
+
+
 class Slurm(Section):
     """The Slurm that jobs are given to."""
 
@@ -191,6 +212,12 @@ class Slurm(Section):
     """The group whose nodes have `sbatch`."""
     account: SlurmName | None = None
     qos: SlurmName | None = None
+    controller: Annotated[str, like(r"[A-Za-z0-9_][\w.:-]*", "a machine's name or address", "10.0.0.5")] | None = None
+    """The machine on which `fab slurm-up` runs slurmctld, by its name or address in `nodes`; None: this Slurm is not ours."""
+    controller_runs_jobs: bool = False
+    """The controller's machine is also a node for jobs, as where there are only two."""
+    settings: Annotated[Mapping[str, str], AfterValidator(_slurm_settings)] = {}
+    """Further keys of slurm.conf, or other values than `fab slurm-up` plans."""
 
 
 class Kubernetes(Section):
@@ -258,6 +285,10 @@ class Cluster(Section):
             raise ValueError(f"has slurm with backend {self.backend}; allowed: hyperpod-slurm, machines")
         if self.kubernetes and self.backend not in ("hyperpod-eks", "machines"):
             raise ValueError(f"has kubernetes with backend {self.backend}; allowed: hyperpod-eks, machines")
+        if self.slurm and self.slurm.controller and self.backend != "machines":
+            raise ValueError(
+                f"has slurm.controller with backend {self.backend}, which has a Slurm already; allowed: machines"
+            )
         controller = self.slurm.controller_group if self.slurm else None
         if controller is not None and controller not in self.groups:
             raise ValueError(

@@ -128,6 +128,8 @@ class Answer(_Part):
     drain: str | None = None
     jobs: tuple[Job, ...] | None = None
 
+    slurm: Mapping[str, Any] | None = None
+
     boot: Boot | None = None
     did: str | None = None
 
@@ -151,6 +153,9 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "tune": ("agent", "rows"),
     "verify": ("results", "facts_digest", "ready"),
     "reboot-check": ("agent", "boot"),
+    "slurm-facts": ("agent", "slurm"),
+    "slurm-apply": ("agent", "rows"),
+    "slurm-state": ("agent", "slurm"),
 }
 """Each command answers with these fields when it came to its end."""
 

@@ -1,4 +1,4 @@
-"""`fab node-facts`, `fab node-tune`, `fab node-verify`, `fab node-reboot`."""
+"""`fab node-facts`, `fab node-tune`, `fab node-verify`, `fab node-reboot`, `fab slurm-up`."""
 
 from __future__ import annotations
 
@@ -109,6 +109,41 @@ def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> TaskResult:
     return _answer(run, "node-reboot", outcomes, report.reboot_lines(outcomes), check=check)
 
 
+@dataclass(frozen=True)
+class SlurmUp(Flags):
+    check: bool = flag(False, "change nothing; say what would change, and what is not in order (also fab --dry)")
+
+
+@node_task("slurm-up")
+def slurm_up(flags: SlurmUp, context: Any, hosts: Hosts) -> TaskResult:
+    """Make a Slurm of the Cluster's machines, or bring it in line. Exit code: 4 differs (--check), 1 failed, 3 not reached."""
+    from node_setup.slurm import lines, up
+
+    parts = {"--node": flags.node, "--group": flags.group, "--limit": flags.limit, "--nodes": flags.nodes, "-H": hosts}
+    named = [name for name, value in {**parts, "--local": flags.local}.items() if value]
+    if named:
+        raise UserError(f"{' and '.join(named)}: a Slurm is made of all machines of its Cluster; fix: leave it out")
+    check = flags.check or bool(context.config.run.dry)
+    run = prepare(context, flags, Tuning())
+    if run.inventory.cluster is None:
+        raise UserError(
+            "--hosts-file: its lines name no controller; fix: give a Cluster as well, by --cluster or --stack"
+        )
+    try:
+        result = up.bring_up(run, check=check)
+    finally:
+        run.close()
+    least = (DIFFERS if check else FAILED) if result.problems else DONE
+    code = report.exit_code(result.outcomes, least)
+    extra = {"cluster": run.inventory.cluster.name, "notes": list(run.notes), "check": check}
+    more = {
+        "slurm_nodes": dict(result.states),
+        "problems": [line for found in result.problems.values() for line in found],
+    }
+    data = report.as_json("slurm-up", result.outcomes, code, **extra, **more)
+    return TaskResult([*run.notes, *lines.lines(result, check=check)], data, code)
+
+
 def _answer(
     run: FleetRun, name: str, outcomes: Sequence[Outcome], lines: Sequence[str], least: int = DONE, **more: Any
 ) -> TaskResult:
@@ -119,4 +154,4 @@ def _answer(
     return TaskResult([*run.notes, *lines], report.as_json(name, outcomes, code, **extra), code)
 
 
-TASKS = (node_facts, node_tune, node_verify, node_reboot)
+TASKS = (node_facts, node_tune, node_verify, node_reboot, slurm_up)

@@ -207,7 +207,7 @@ def test_every_configuration_loads(tmp_path: Path) -> None:
 
 
 def test_the_machines_by_hand_are_of_a_type_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks(ROOT / "docs/nodes.md", "json")
+    example, own_slurm = blocks(ROOT / "docs/nodes.md", "json")
     (code,) = blocks(ROOT / "docs/nodes.md", "python")
     (tmp_path / "machines.json").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -219,6 +219,9 @@ def test_the_machines_by_hand_are_of_a_type_as_it_is(tmp_path: Path, monkeypatch
     assert known is not None
     assert (group.gpus, group.efa, group.nvme) == (known["gpus"], known["efa"], known["nvme"])
     assert len(machines.nodes.addresses) == group.count
+    with_slurm = cluster.decoded(own_slurm, "slurm.json")
+    assert with_slurm.slurm is not None
+    assert with_slurm.slurm.controller in with_slurm.nodes.addresses
 
 
 def test_the_task_by_hand_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from tests.infra.registered import properties_of
 from tests.infra.test_preflight_planted import FORM
 from tests.infra.test_stack_zones import declared
 from tests.node_setup.machines import DOCUMENT, facts_of
+from tests.node_setup.slurm_machines import cpu_files, p5_files
 
 HASH = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,64}\b")
 COMMITS = (".git.dirty", ".image.revision", ".image.version")
@@ -107,6 +108,16 @@ def test_what_a_stack_declares(stack: str, golden: SnapshotAssertion) -> None:
 @pytest.mark.parametrize("machine", ["p5", "cpu", "gaudi", "login"])
 def test_what_the_agent_would_do_on_a_recorded_host(machine: str, golden: SnapshotAssertion) -> None:
     assert text(as_lines(rows(plan(catalog.load(), facts_of(machine), Request(document=DOCUMENT))))) == golden
+
+
+@pytest.mark.parametrize("files", [cpu_files, p5_files], ids=["cpu", "p5"])
+def test_what_slurm_is_configured_with(
+    files: Callable[[Path], dict[str, str]], tmp_path: Path, golden: SnapshotAssertion
+) -> None:
+    assert (
+        text(line for name, content in files(tmp_path).items() for line in (f"==> {name}", *content.splitlines()))
+        == golden
+    )
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ MISTAKES = {
     "node-verify": ("--tier", "x"),
     "node-reboot": ("--cluster", "nowhere.json"),
     "plan-training": ("--cluster", "nowhere.json", "config.toml", "1B"),
+    "slurm-up": ("--limit", "1"),
     "train": ("--cluster", "nowhere.json", "config.toml"),
     "run-cost": ("--cluster", "nowhere.json", "run"),
     "status": ("--cluster", "nowhere.json", "run"),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent.host import Host
-from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
+from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
 from node_setup.agent.wire.answer import empty_answer
 from node_setup.agent.wire.identity import Identity
 
@@ -25,6 +25,7 @@ WAIT_S = 5.0
 USAGE = """usage: agent.pyz COMMAND [--sha HEX] [--request FILE] [--wait SECONDS] [--mount-wait SECONDS]
                          [--tier NAME] [--textfile FOLDER]
 commands: facts plan tune verify boot lnet metrics reboot-check version
+          slurm-facts slurm-apply slurm-state slurm-health
   --sha HEX        end with status 96, doing nothing, unless this is the agent with that SHA-256
   --request FILE   JSON object with what is wanted; - is standard input; without it, what lies on the node
   --wait SECONDS   how long tune waits for another agent on this node to end (5)
@@ -185,6 +186,47 @@ def _reboot_check(options: Invocation, identity: Identity) -> tuple[dict[str, An
     return result, EXIT_REFUSED if refused else EXIT_IN_SYNC
 
 
+def _slurm_facts(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.slurm import facts
+
+    return {**empty_answer(identity), "slurm": facts.collect(Host())}, EXIT_IN_SYNC
+
+
+def _slurm_apply(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import lock
+    from node_setup.agent.slurm import apply, wanted
+
+    _require_root("slurm-apply")
+    host, request = Host(), wanted.parse(_read(options.request or "-"))
+    try:
+        with lock.hold(host, options.wait_s):
+            rows = apply.apply(host, request, _log)
+    except (lock.BusyError, lock.NoLockError) as error:
+        return {**empty_answer(identity), "refused": str(error)}, EXIT_REFUSED
+    statuses = {row["status"] for row in rows}
+    code = EXIT_FAILED if "failed" in statuses else EXIT_DRIFT if "change" in statuses else EXIT_IN_SYNC
+    return {**empty_answer(identity), "rows": rows}, code
+
+
+def _slurm_state(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.slurm import state, wanted
+
+    awaited = wanted.parse_awaited(_read(options.request or "-"))
+    return {**empty_answer(identity), "slurm": state.wait_for_nodes(Host(), awaited)}, EXIT_IN_SYNC
+
+
+def _slurm_health(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import tune
+    from node_setup.agent.settings import catalog
+    from node_setup.agent.slurm import health
+
+    host = Host()
+    request = _request(options, host)
+    facts = tune.facts(host, request, identity, catalog.load()) if request.document else {}
+    result, code = health.check(host, facts, request)
+    return {**empty_answer(identity), **result}, code
+
+
 def _version(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     return {
         "version": 1,
@@ -203,6 +245,10 @@ COMMANDS: dict[str, Callable[[Invocation, Identity], tuple[dict[str, Any], int]]
     "lnet": _lnet,
     "metrics": _metrics,
     "reboot-check": _reboot_check,
+    "slurm-facts": _slurm_facts,
+    "slurm-apply": _slurm_apply,
+    "slurm-state": _slurm_state,
+    "slurm-health": _slurm_health,
     "version": _version,
 }
 

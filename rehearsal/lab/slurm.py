@@ -59,8 +59,8 @@ _MUNGE = (
     "install -d -m 755 -o munge -g munge /run/munge && install -d -m 700 -o munge -g munge /var/log/munge /var/lib/munge && "
     "exec setpriv --reuid=munge --regid=munge --init-groups munged --foreground"
 )
-_CONTROLLER = "install -d /var/spool/slurmctld /var/log/slurm && exec slurmctld -D -s"
-_COMPUTE = "install -d /var/spool/slurmd /var/log/slurm && exec slurmd -D -s -b"
+_CONTROLLER = "mkdir -p /var/spool/slurmctld /var/log/slurm && exec slurmctld -D -s"
+_COMPUTE = "mkdir -p /var/spool/slurmd /var/log/slurm && exec slurmd -D -s -b"
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
@@ -71,8 +71,33 @@ def why_not() -> str | None:
     return f"a Slurm of the lab needs {', '.join(missing)}; fix: {fix}" if missing else None
 
 
+def bring_packages(node: Node) -> None:
+    """Leave on a node what installing Debian's packages of munge and Slurm would, and the folder that all nodes share.
+
+    That is units which are not started, in the form that the lab's systemctl reads. The munge key is taken away, since a lab's
+    nodes all see the machine's; Debian's package would have made one of the node's own.
+    """
+    commands = {
+        "munge": ("", _MUNGE),
+        "slurmctld": ("munge.service", _CONTROLLER),
+        "slurmd": ("munge.service", _COMPUTE),
+    }
+    for name, (after, command) in commands.items():
+        node.write(f"/etc/systemd/system/{name}.service", _UNIT.format(name=name, after=after, command=command))
+    node.write("/etc/systemd/system/fsx.mount", _MOUNT)
+    node.exec("rm", "-f", "/etc/munge/munge.key")
+    node.exec("systemctl", "daemon-reload")
+    # Started already, a stand-in for slurmd would count as active.
+    node.exec("systemctl", "stop", "slurmd.service", check=False)
+    node.exec("systemctl", "disable", "slurmd.service", check=False)
+    node.exec("systemctl", "enable", "--now", "fsx.mount")
+
+
 class Slurm:
-    """The first node of `lab` is the controller, where `sbatch` is called; the others run jobs, in the partition `train`."""
+    """The first node of `lab` is the controller, where `sbatch` is called; the others run jobs, in the partition `train`.
+
+    `start` makes it by a recipe of the lab's own; without it, this only talks to a Slurm that something else has made there.
+    """
 
     def __init__(self, lab: Lab, timing: Mapping[str, str] = QUICK) -> None:
         self.controller, *self.workers = lab.nodes

@@ -6,11 +6,14 @@ No cloud SDK runs here. The time of `pulumi preview` is engine, provider and int
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from infra.catalog.instances import snapshot
+from infra.clock import now
 from infra.config import Backend, ClusterSpec, parse
 from infra.plan.deployer_policy import deployer_policy
 from infra.plan.network.endpoints import endpoints
@@ -25,6 +28,7 @@ from infra.plan.nodes.user_data import user_data
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place
 from infra.plan.roles import roles
+from infra.plan.stack import Plan
 from infra.plan.storage.associations import associations, overlaps
 from infra.plan.storage.buckets import buckets
 from infra.plan.storage.home import home
@@ -34,7 +38,11 @@ from infra.plan.teardown import teardown
 from infra.plan.watch.budget import budget
 from infra.plan.watch.interruptions import channel
 from infra.plan.watch.observability import dashboard, observability
+from node_setup.fleet.hosts import Node
+from node_setup.slurm import conf
+from node_setup.slurm.members import Report
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
+from tests.node_setup import slurm_machines
 
 PLACE = Place("us-west-2", "123456789012")
 NODES, GROUPS = 1000, 50
@@ -62,8 +70,35 @@ def measure(repetitions: int = 5) -> list[dict[str, Any]]:
     largest = spec("ec2", NODES, GROUPS)
     cases["cold"] = lambda: timed(lambda: plan_cold(largest))
     cases["warm"] = lambda: timed(lambda: plan(largest))
+    reports, there = _slurm_reports(), slurm_machines.cluster({"train": {**slurm_machines.GROUP, "gpus": 8}})
+    cases["slurm"] = lambda: timed(lambda: conf.files(there, slurm_machines.machines(there, reports)))
     took = {name: median(values) for name, values in interleaved(cases, repetitions).items()}
-    return [row.as_dict() for row in (_cold(took), *(row for backend in backends for row in _grows(backend, took)))]
+    grown = [row for backend in backends for row in _grows(backend, took)]
+    return [row.as_dict() for row in (_cold(took), _slurm(took), *grown)]
+
+
+def _slurm_reports() -> list[Report]:
+    """Facts of as many machines as there are nodes, all of them a p5."""
+    with tempfile.TemporaryDirectory() as folder:
+        facts = slurm_machines.report("node1", slurm_machines.plant(Path(folder), 2, 48, 2, gpus=8)).facts
+    return [
+        Report(Node(f"node{at}", f"10.0.{at // 256}.{at % 256}"), {**facts, "host": f"node{at}"})
+        for at in range(1, NODES + 1)
+    ]
+
+
+def _slurm(took: dict[str, float]) -> Row:
+    return Row(
+        figure=f"slurm.conf and gres.conf of {NODES} nodes with 8 GPUs, from their facts",
+        ours=took["slurm"] * 1e3,
+        baseline=BUDGET_SECONDS * 1e3,
+        ratio=took["slurm"] / BUDGET_SECONDS,
+        bar=1.0,
+        limit=None,
+        unit="ms",
+        baseline_name="a second",
+        at_most=True,
+    )
 
 
 def _cold(took: dict[str, float]) -> Row:
@@ -180,8 +215,8 @@ def plan(wanted: ClusterSpec) -> list[object]:
         repository(wanted),
         [capacity_problems(group, wanted.type_of(group), wanted.backend) for group in wanted.groups],
         nodes_of(wanted),
-        cluster(wanted, PLACE, MADE),
-        teardown(wanted, PLACE),
+        cluster(Plan(wanted, PLACE), MADE),
+        teardown(Plan(wanted, PLACE)),
     ]
 
 
@@ -200,11 +235,11 @@ def nodes_of(wanted: ClusterSpec) -> list[object]:
             )
             for group in wanted.workers
         ]
-        return [reservations(wanted), gangs(wanted, PLACE), scripts]
+        return [reservations(wanted), gangs(wanted, PLACE, now()), scripts]
     mount = Mount(LUSTRE_DNS, "abcd1234", "/fsx")
     refs = Refs("role", "subnet", ["sg"], "s3://bucket/lifecycle", lustre=mount, eks_cluster_arn="eks")
     kubernetes = [eks_plan(wanted, PLACE), helm_commands(wanted, PLACE)] if wanted.backend == "hyperpod-eks" else []
-    return [desired_state(wanted, PLACE, refs), *kubernetes]
+    return [desired_state(wanted, refs), *kubernetes]
 
 
 if __name__ == "__main__":

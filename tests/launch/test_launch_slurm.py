@@ -30,8 +30,8 @@ BATCH_GONE = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 class Place:
     """A Slurm with a controller and three workers, and `fab` on its controller."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab, self.slurm = lab, Slurm(lab).start()
+    def __init__(self, lab: Lab, slurm: Slurm) -> None:
+        self.lab, self.slurm = lab, slurm
         self.run = lab.shared / "run"
 
     def write(self, **train: object) -> None:
@@ -86,7 +86,7 @@ def places(metadata: bool) -> Iterator[Place]:
     require(why_not() is None, str(why_not()))
     require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
     with Lab(4, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix], metadata=metadata) as lab:
-        place = Place(lab)
+        place = Place(lab, Slurm(lab).start())
         place.write()
         yield place
 

@@ -38,17 +38,21 @@ class Said:
 
 
 class Operator:
-    """Someone with a Cluster file and a recorded host key for each node. `settings` is the Cluster's tuning."""
+    """Someone with a Cluster file and a recorded host key for each node. `settings` is the Cluster's tuning, `more` further
+    keys of it."""
 
-    def __init__(self, lab: Lab, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, lab: Lab, folder: Path, settings: Mapping[str, str] | None = None, **more: Any) -> None:
         self._lab = lab
-        self._cluster = folder / "cluster.json"
-        self._cluster.write_text(json.dumps(to_json(cluster_of(lab, settings))))
+        self.cluster = folder / "cluster.json"
+        self.write(to_json(cluster_of(lab, settings)) | more)
         self.known_hosts = folder / "known_hosts"
+
+    def write(self, cluster: Mapping[str, Any]) -> None:
+        self.cluster.write_text(json.dumps(cluster))
 
     def command(self, task: str, *flags: str) -> list[str]:
         self.known_hosts.write_text(Path(self._lab.known_hosts).read_text())
-        own = ["--cluster", str(self._cluster), "--known-hosts", str(self.known_hosts), "--strict-host-keys", "--json"]
+        own = ["--cluster", str(self.cluster), "--known-hosts", str(self.known_hosts), "--strict-host-keys", "--json"]
         return [sys.executable, "-m", "fabric", task, *own, *flags]
 
     def start(self, task: str, *flags: str) -> subprocess.Popen[str]:

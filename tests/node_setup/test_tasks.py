@@ -19,6 +19,7 @@ import pytest
 from fabric import Config, Connection
 from fabric.main import make_program
 
+from lustrain.cluster import to_json
 from lustrain.problem import USAGE, UserError
 from node_setup import pack
 from node_setup.agent.settings import catalog
@@ -27,6 +28,7 @@ from node_setup.fleet.inventory import Source
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
 from node_setup.fleet.run import packed_agent, prepare
 from node_setup.request import Tuning, parse_tuning
+from tests.node_setup import slurm_machines
 from tests.node_setup.local_sshd import free_port
 from tests.node_setup.test_inventory import described
 
@@ -316,3 +318,16 @@ def test_every_task_is_listed_with_what_its_exit_codes_mean(environment: dict[st
     shown = fab(environment, "--help", "node-tune")[1]
     flags = ("check", "limit", "serial", "fail-percent", "only", "set", "nodes", "strict-host-keys")
     assert [flag for flag in flags if f"--{flag}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "flags", [("--node", "node1"), ("--group", "train"), ("--limit", "1"), ("--nodes", "a"), ("--local",), ()]
+)
+def test_a_slurm_of_a_part_of_the_machines_is_refused(flags: tuple[str, ...], called: Called, tmp_path: Path) -> None:
+    """And without flags, the Cluster in which no controller is named."""
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(to_json(slurm_machines.cluster(slurm={"controller": None}))))
+    code, out, errors = called("slurm-up", "--cluster", str(file), *flags)
+    assert code == USAGE
+    assert (flags[0] if flags else "cluster.slurm.controller") in errors
+    assert out == ""

@@ -140,6 +140,12 @@ SCENES = (
         limit_min=60,
     ),
     Scene(
+        "own-slurm",
+        "fab slurm-up: munge and Slurm of lab nodes that had none, fab train on them: a lost node, a new one",
+        ("tests/launch/test_own_slurm.py",),
+        limit_min=60,
+    ),
+    Scene(
         "launch-kubernetes",
         "Kubernetes (API server, kubelets, containerd), fab train: lost nodes",
         ("tests/launch/test_launch_kubernetes.py",),

@@ -1,0 +1,297 @@
+"""The apply of Slurm on one node: packages, munge's key, files, daemons; each is looked at before and after.
+
+A step whose state is as wanted does nothing, so that a second run changes nothing. The first step that fails ends the run:
+those after it build on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Optional
+
+from lustrain.status import Status
+from node_setup.agent.host import Host
+from node_setup.agent.slurm import facts, paths
+from node_setup.agent.slurm.wanted import File, Wanted
+
+Look = Callable[[], Optional[str]]
+"""Returns what is there in place of what is wanted; None where it is as wanted."""
+Mend = Callable[[], Optional[str]]
+"""Returns why it could not be done; None where nothing went wrong so far as is known."""
+Log = Callable[[str], None]
+
+PACKAGES = {
+    "controller": ("slurmctld", "slurm-client"),
+    "compute": ("slurmd", "slurm-client"),
+    "client": ("slurm-client",),
+}
+"""Names of Debian and Ubuntu; munge comes on top."""
+PROGRAMS = {"controller": ("slurmctld", "scontrol"), "compute": ("slurmd", "scontrol"), "client": ("scontrol",)}
+DAEMONS = {"controller": "slurmctld.service", "compute": "slurmd.service"}
+INSTALL_S = 900.0
+LOCK_S = 300
+"""apt waits so long for another apt, as that of a first boot."""
+KEY_BYTES = 1024
+"""Of a key that we make: as many as mungekey(8) makes by default are 128, and as many as munge reads."""
+STARTED_S = 30.0
+STABLE_S = 1.0
+"""A daemon that does not take its configuration ends within a second of its start."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Step:
+    setting: str
+    target: str
+    wanted: str
+    look: Look
+    mend: Mend
+
+
+def apply(host: Host, wanted: Wanted, log: Log) -> list[dict[str, Any]]:
+    """Bring the node to its wanted state and return a row a step; with `wanted.check` only look."""
+    return take(steps(host, wanted), log, check=wanted.check)
+
+
+def take(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[str, Any]]:
+    """Take the steps that are not as wanted, up to the first that fails, and return a row for each."""
+    rows = []
+    for step in planned:
+        found = step.look()
+        if found is None:
+            rows.append(_row(step, Status.OK, None))
+            continue
+        if check:
+            rows.append(_row(step, Status.CHANGE, found))
+            continue
+        trouble = step.mend()
+        left = step.look()
+        log(f"{step.setting} {step.target}: {found} -> {left or step.wanted}")
+        if left is None:
+            rows.append(_row(step, Status.CHANGED, found))
+            continue
+        why = f"{trouble}; it is {left} now" if trouble else f"it is {left} now"
+        rows.append(_row(step, Status.FAILED, found, why))
+        break
+    return rows
+
+
+def steps(host: Host, wanted: Wanted) -> Iterator[Step]:
+    """Yield the steps in their order; each look is of the moment."""
+    yield _packages(host, wanted)
+    yield _key(host, wanted)
+    for path, user, mode in _folders(wanted):
+        yield _folder(host, path, user, mode)
+    yield _service(host, "munge.service")
+    daemons = tuple(DAEMONS[duty] for duty in wanted.duties if duty in DAEMONS)
+    for daemon in sorted(set(DAEMONS.values()) - set(daemons)):
+        yield _no_service(host, daemon)
+    for file in wanted.files:
+        yield _file(host, file, daemons)
+    for daemon in daemons:
+        yield _service(host, daemon)
+
+
+def _row(step: Step, status: Status, found: str | None, why: str = "") -> dict[str, Any]:
+    shown = {"setting": step.setting, "target": step.target, "status": status.value, "why": why}
+    return {**shown, "part": None, "found": found or step.wanted, "wanted": step.wanted}
+
+
+def _packages(host: Host, wanted: Wanted) -> Step:
+    programs = [*dict.fromkeys(program for duty in wanted.duties for program in PROGRAMS[duty]), "munged", "munge"]
+    names = [*dict.fromkeys(name for duty in wanted.duties for name in PACKAGES[duty]), "munge"]
+
+    def look() -> str | None:
+        missing = [program for program in programs if host.which(program) is None]
+        return f"{', '.join(missing)} missing" if missing else None
+
+    def mend() -> str | None:
+        apt = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", f"DPkg::Lock::Timeout={LOCK_S}")
+        options = ("-y", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold")
+        updated = host.run((*apt, "update"), INSTALL_S)
+        done = host.run((*apt, "install", *options, *names), INSTALL_S)
+        # A mirror that does not answer need not matter: the packages may be in its cache.
+        return None if done.ok else f"apt-get install: {done.complaint}" + _after(updated.ok, updated.complaint)
+
+    return Step("slurm.packages", ", ".join(names), "installed", look, mend)
+
+
+def _after(ok: bool, complaint: str) -> str:
+    return "" if ok else f", after apt-get update: {complaint}"
+
+
+def _key(host: Host, wanted: Wanted) -> Step:
+    """Return the step of munge's key: the controller keeps its own, or makes one; the others get the controller's."""
+
+    def look() -> str | None:
+        key = facts.read_bytes(host, paths.MUNGE_KEY)
+        if not key:
+            return "no key"
+        if wanted.munge_digest is not None and sha256(key).hexdigest() != wanted.munge_digest:
+            return "another key"
+        return _wrong_owner(host, paths.MUNGE_KEY, "munge", 0o400)
+
+    def mend() -> str | None:
+        key = wanted.munge_key or facts.read_bytes(host, paths.MUNGE_KEY)
+        if not key and wanted.munge_digest is None:
+            key = os.urandom(KEY_BYTES)
+        if not key:
+            return "the key did not come along"
+        _owe_restart(host, "munge.service")
+        try:
+            host.write_bytes(paths.MUNGE_KEY, key, 0o400)
+            _give(host, paths.MUNGE_KEY, "munge")
+        except (OSError, KeyError) as error:
+            return str(error)
+        return None
+
+    return Step("slurm.munge-key", paths.MUNGE_KEY, "the cluster's key, 0400 of munge", look, mend)
+
+
+def _folders(wanted: Wanted) -> list[tuple[str, str, int]]:
+    """Owners follow from slurm.conf: slurmctld runs as `slurm`, slurmd as root."""
+    made = [(paths.LOGS, "slurm", 0o755)] if set(wanted.duties) & set(DAEMONS) else []
+    if "controller" in wanted.duties:
+        made.append((paths.STATE, "slurm", 0o700))
+    if "compute" in wanted.duties:
+        made.append((paths.SPOOL, "root", 0o755))
+    return made
+
+
+def _folder(host: Host, path: str, user: str, mode: int) -> Step:
+    def look() -> str | None:
+        return _wrong_owner(host, path, user, mode) if host.exists(path) else "missing"
+
+    def mend() -> str | None:
+        try:
+            host.path(path).mkdir(parents=True, exist_ok=True)
+            host.path(path).chmod(mode)
+            _give(host, path, user)
+        except (OSError, KeyError) as error:
+            return str(error)
+        return None
+
+    return Step("slurm.folder", path, f"{mode:04o} of {user}", look, mend)
+
+
+def _file(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
+    def look() -> str | None:
+        content = host.read(file.path)
+        if content is None:
+            return "missing"
+        if content != file.content:
+            return "another content"
+        mode = stat.S_IMODE(os.stat(host.path(file.path)).st_mode)
+        return None if mode == file.mode else f"mode {mode:04o}"
+
+    def mend() -> str | None:
+        for daemon in daemons:
+            _owe_restart(host, daemon)
+        try:
+            host.write(file.path, file.content, file.mode)
+        except OSError as error:
+            return str(error)
+        return None
+
+    return Step("slurm.file", file.path, "as planned", look, mend)
+
+
+def _service(host: Host, unit: str) -> Step:
+    """Return the step of a daemon, which is restarted after a change.
+
+    `scontrol reconfigure` takes a changed list of nodes only since 23.11; jobs outlive both:
+    https://slurm.schedmd.com/slurm.conf.html
+    """
+
+    def look() -> str | None:
+        state = facts.unit_state(host, unit)
+        runs = state["active"] == "active"
+        wrong = [] if runs else [state["active"] or "unknown"]
+        wrong += [] if state["enabled"] == "enabled" else ["not enabled"]
+        wrong += ["not restarted since its files changed"] if runs and unit in _restarts_owed(host) else []
+        return ", ".join(wrong) or None
+
+    def mend() -> str | None:
+        for command in (("systemctl", "enable", unit), ("systemctl", "restart", unit)):
+            done = host.run(command, 120)
+            if not done.ok:
+                return f"{' '.join(command)}: {done.complaint}; fix: journalctl -u {unit}"
+        if not _stays_up(host, unit):
+            return f"{unit} does not stay up; fix: journalctl -u {unit}"
+        _restarted(host, unit)
+        return None
+
+    return Step("slurm.service", unit, "active, enabled", look, mend)
+
+
+def _no_service(host: Host, unit: str) -> Step:
+    """Return the step that ends a daemon whose duty went to another machine: there must be one controller."""
+
+    def look() -> str | None:
+        state = facts.unit_state(host, unit)
+        wrong = [state["active"]] if state["active"] in ("active", "activating", "reloading") else []
+        return ", ".join([*wrong, *(["enabled"] if state["enabled"] == "enabled" else [])]) or None
+
+    def mend() -> str | None:
+        done = host.run(("systemctl", "disable", "--now", unit), 120)
+        return None if done.ok else f"systemctl disable --now {unit}: {done.complaint}"
+
+    return Step("slurm.service", unit, "not running, not enabled", look, mend)
+
+
+def _stays_up(host: Host, unit: str) -> bool:
+    """Wait until the daemon has been up for a while; slurmctld also has to answer."""
+    end = time.monotonic() + STARTED_S
+    up_since: float | None = None
+    while time.monotonic() < end:
+        up = facts.unit_state(host, unit)["active"] == "active"
+        if up and unit == DAEMONS["controller"]:
+            up = host.run(("scontrol", "ping")).ok
+        now = time.monotonic()
+        up_since = (now if up_since is None else up_since) if up else None
+        if up_since is not None and now - up_since >= STABLE_S:
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _restarts_owed(host: Host) -> list[str]:
+    try:
+        owed = json.loads(host.read(paths.RESTART_OWED) or "[]")
+    except ValueError:
+        return list(DAEMONS.values())
+    return [unit for unit in owed if isinstance(unit, str)] if isinstance(owed, list) else []
+
+
+def _owe_restart(host: Host, unit: str) -> None:
+    owed = _restarts_owed(host)
+    if unit not in owed:
+        host.write(paths.RESTART_OWED, json.dumps([*owed, unit]))
+
+
+def _restarted(host: Host, unit: str) -> None:
+    if unit in (owed := _restarts_owed(host)):
+        host.write(paths.RESTART_OWED, json.dumps([other for other in owed if other != unit]))
+
+
+def _wrong_owner(host: Host, path: str, user: str, mode: int) -> str | None:
+    try:
+        status, wanted = os.stat(host.path(path)), pwd.getpwnam(user)
+    except KeyError:
+        return f"without a user {user}"
+    except OSError as error:
+        return error.strerror
+    seen = stat.S_IMODE(status.st_mode)
+    return None if (status.st_uid, seen) == (wanted.pw_uid, mode) else f"{seen:04o} of uid {status.st_uid}"
+
+
+def _give(host: Host, path: str, user: str) -> None:
+    account = pwd.getpwnam(user)
+    os.chown(host.path(path), account.pw_uid, account.pw_gid)

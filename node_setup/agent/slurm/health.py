@@ -1,0 +1,33 @@
+"""What slurmd's HealthCheckProgram does: a node that `verify` calls unfit is drained with the reason."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from node_setup.agent import verify
+from node_setup.agent.host import Host
+from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Facts, Request
+from node_setup.agent.slurm import state
+
+
+def check(host: Host, facts: Facts, request: Request) -> tuple[dict[str, Any], int]:
+    """Verify the node by its facts, and drain it where it is unfit; a node that was never tuned is left alone.
+
+    It is never resumed here: whoever mended the node does that, or a fault that comes and goes would take job after job.
+    """
+    if not request.document:
+        return {
+            "drained": None,
+            "why": "this node was never tuned, so that what it should be is not known",
+        }, EXIT_IN_SYNC
+    result, _ = verify.verify(host, facts, request, "facts")
+    reason: str | None = result["drain"]
+    if reason is None:
+        return {"drained": None, "why": ""}, EXIT_IN_SYNC
+    node = os.uname().nodename.partition(".")[0]
+    shown = host.run(("scontrol", "show", "node", "--oneliner", node), 30)
+    if "DRAIN" in str(state.parse(shown.out).get(node, {}).get("state")):
+        return {"drained": None, "why": "it is drained already, and keeps that reason"}, EXIT_IN_SYNC
+    done = host.run(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"), 30)
+    return {"drained": reason, "why": "" if done.ok else done.complaint}, EXIT_IN_SYNC if done.ok else EXIT_FAILED
