@@ -1,4 +1,4 @@
-"""Flags of `fab train`, `status`, `report` and `stop`."""
+"""Flags of `fab train`, `status`, `report`, `logs` and `stop`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ JSON = "print one JSON object"
 @dataclass(frozen=True)
 class TrainFlags:
     config: str = flag(help="the run's settings, a TOML file")
-    on: str | None = flag(None, "local, slurm or kubernetes; else what the Cluster has, without one local")
+    on: str | None = flag(None, "local, slurm, kubernetes or ssh; else what the Cluster has, without one local")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     name: str | None = flag(None, "name of the run: its place under the Cluster's runs_uri, else beside run.uri")
     nodes: str = flag("1", "N nodes, or N-M: at least N, up to M while they live (1)")
-    spare: str = flag("0", "nodes beside these that take the place of lost ones (0)")
+    spare: str = flag("0", "Slurm: nodes beside these that take the place of lost ones (0)")
     nproc: str | None = flag(None, "ranks of a node; else one for each GPU, without GPUs 1")
     set: tuple[str, ...] = flag((), "KEY=VALUE: another value for one setting; may be given again")
     group: str | None = flag(None, "the Cluster's group of workers to train on; else its only one")
@@ -49,6 +49,18 @@ class StatusFlags:
 class ReportFlags:
     run: str = flag(help=RUN)
     output: str = flag("report.md", "the page to write; its plot gets the same name (report.md)")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    json: bool = flag(False, JSON)
+
+
+@dataclass(frozen=True)
+class LogsFlags:
+    run: str = flag(help=RUN)
+    follow: bool = flag(False, "go on until the run has ended; or -f")
+    f: bool = flag(False, "--follow")
+    rank: str | None = flag(None, "only what this rank printed")
+    launch: str | None = flag(None, "only what this launch printed; fab status numbers them (not on Kubernetes)")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     json: bool = flag(False, JSON)

@@ -18,6 +18,8 @@ from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, 
 
 SUBMITTED = "launch/submitted.json"
 """The scheduler's job."""
+SUPERVISED_BY_CALLER = ("local", "ssh")
+"""Backends whose runs the calling process supervises."""
 
 
 def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> ObjectStore:
@@ -66,7 +68,7 @@ def _refuse_other_address(record: Mapping[str, Any], request: RunRequest) -> Non
 def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest) -> None:
     """Refuse a run whose supervising process on this machine still lives; a scheduler's jobs are its backend's to check."""
     pid = record.get("pid")
-    if record.get("on") != "local" or record.get("host") != platform.node() or pid == os.getpid():
+    if record.get("on") not in SUPERVISED_BY_CALLER or record.get("host") != platform.node() or pid == os.getpid():
         return
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

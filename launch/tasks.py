@@ -1,4 +1,4 @@
-"""`fab train`, `status`, `report`, `stop`.
+"""`fab train`, `status`, `report`, `logs`, `stop`.
 
 Imports of what a task does stand in it: every `fab` loads this file.
 """
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.flags import ReportFlags, StatusFlags, StopFlags, TrainFlags
-from lustrain.problem import UserError
+from launch.flags import LogsFlags, ReportFlags, StatusFlags, StopFlags, TrainFlags
+from lustrain.problem import UserError, problem
 from lustrain.task import TaskResult, task
 
 if TYPE_CHECKING:
@@ -81,6 +81,39 @@ def report(flags: ReportFlags) -> TaskResult:
     return TaskResult([*lines, "", f"written: {flags.output}"], data)
 
 
+@task("logs")
+def logs(flags: LogsFlags) -> TaskResult:
+    """Print what a run's ranks have printed, of all its launches or of one."""
+    from launch import logs as reading
+    from launch import runs
+    from lustrain.flags import number
+    from lustrain.process import drop_output
+    from trainer.launch.journal import REQUEST
+
+    follow = flags.follow or flags.f
+    if flags.json and follow:
+        raise UserError(problem("--json", True, "only valid without --follow", fix="leave one of them out"))
+    rank = None if flags.rank is None else int(number("--rank", flags.rank, 0, 1_000_000))
+    launch = None if flags.launch is None else int(number("--launch", flags.launch, 1, 1_000_000))
+    store = _open(flags)
+    found = reading.read(store, runs.read_record(store, REQUEST), rank=rank, launch=launch, follow=follow)
+    if flags.json:
+        return TaskResult((), {"run": store.uri, "lines": [reading.as_data(entry) for entry in found]})
+    printed = False
+    try:
+        for entry in found:
+            print(entry.shown(), flush=follow)
+            printed = True
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output(sys.stdout.fileno())
+    if not printed:
+        path = "--rank" if flags.rank else "--launch" if flags.launch else "RUN"
+        value = flags.rank or flags.launch or store.uri
+        raise UserError(problem(path, value, "has printed nothing", fix=f"fab status {store.uri} shows its launches"))
+    return TaskResult(())
+
+
 @task("stop")
 def stop(flags: StopFlags) -> TaskResult:
     """Have a run save and exit; it is not started again until `fab train --resume`."""
@@ -111,7 +144,7 @@ def stop(flags: StopFlags) -> TaskResult:
     return TaskResult(lines, {"run": store.uri, "now": flags.now, "cancelled": cancelled})
 
 
-def _open(flags: StatusFlags | ReportFlags | StopFlags) -> ObjectStore:
+def _open(flags: StatusFlags | ReportFlags | LogsFlags | StopFlags) -> ObjectStore:
     from launch.request import uri_of
     from launch.runs import open_existing_run
     from lustrain import deployed
@@ -119,4 +152,4 @@ def _open(flags: StatusFlags | ReportFlags | StopFlags) -> ObjectStore:
     return open_existing_run(uri_of(flags.run, deployed.cluster(flags.cluster, flags.stack), Path.cwd()))
 
 
-TASKS = (train, status, report, stop)
+TASKS = (train, status, report, logs, stop)

@@ -36,6 +36,7 @@ MISTAKES = {
     "run-cost": ("--cluster", "nowhere.json", "run"),
     "status": ("--cluster", "nowhere.json", "run"),
     "report": ("--cluster", "nowhere.json", "run"),
+    "logs": ("--rank", "x", "run"),
     "stop": ("--cluster", "nowhere.json", "run"),
 }
 WITHOUT_MISTAKES = {"alert-rules", "aws-local", "image-lock"}

@@ -1,8 +1,8 @@
-"""Backends start runs: this machine, Slurm, Kubernetes. One more is a module here and a row of MODULES."""
+"""Backends start runs: this machine, Slurm, Kubernetes, SSH. One more is a module here and a row of MODULES."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ MODULES: dict[str, str] = {
     "local": "launch.backends.local",
     "slurm": "launch.backends.slurm",
     "kubernetes": "launch.backends.kubernetes",
+    "ssh": "launch.backends.ssh",
 }
 """Module of each backend, whose BACKEND it is, by the name that --on takes."""
 
@@ -49,6 +50,17 @@ class HeldJob:
     fix: str
 
 
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a run has printed, as `trainer.launch.output` marks it."""
+
+    text: str
+    source: str = ""
+    """The node or pod that printed it; empty where one log holds the lines of all."""
+    launch: int | None = None
+    """Where a log holds the lines of one launch."""
+
+
 class Backend(RequestBackend, Protocol):
     """Plans a run, and talks to what runs it. Methods raise UserError."""
 
@@ -76,6 +88,15 @@ class Backend(RequestBackend, Protocol):
 
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         """Take the run's jobs from the scheduler and return them; `job` is the submission's."""
+        ...
+
+    def read_log(
+        self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
+    ) -> Iterator[LogLine]:
+        """Yield what the run has printed, at least that of one launch if it is named; `job` is the submission's.
+
+        `more` is called before each look at what was printed: it waits for a while, and returns False before the last look.
+        """
         ...
 
 

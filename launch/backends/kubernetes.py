@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from launch.backends import HeldJob, LaunchPlan, Submission
+from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.command import error_text, run
 from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
@@ -156,6 +156,25 @@ class KubernetesBackend:
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         return [self.describe(job)] if job is not None and withdraw(run, job) else []
 
+    def read_log(
+        self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
+    ) -> Iterator[LogLine]:
+        """Read the logs of the Job's pods that are still there, through kubectl."""
+        if launch is not None:
+            raise UserError(problem("--launch", launch, "Kubernetes restarts pods itself, and counts no launches"))
+        if job is None:
+            raise UserError(problem("RUN", run, "no Job of it is recorded", fix="fab status RUN"))
+        name, namespace, context = _recorded_job(run, job)
+        seen: dict[str, str] = {}
+        while True:
+            goes_on = more()
+            # Of a Job that has ended no further pod comes, and what was printed is all there.
+            ended = _has_ended(_job(name, namespace, context))
+            for pod in _pods(name, namespace, context):
+                yield from _pod_lines(pod, namespace, context, seen)
+            if ended or not goes_on:
+                return
+
 
 def objects(request: RunRequest, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the Service and the Job, as the API takes them. Of `environ`, pods get LUSTRAIN_SILENT_S alone."""
@@ -285,17 +304,14 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
     if shutil.which("kubectl") is None:
         fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
         raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
-    printed = _kubectl(
-        options.namespace, options.context, "get", "job", request.name, "--ignore-not-found", "--output=json"
-    )
-    job = json.loads(printed) if printed.strip() else None
+    job = _job(request.name, options.namespace, options.context)
     if job and job["metadata"].get("annotations", {}).get(RUN) != request.run:
         raise UserError(
             problem("--name", request.name, "a Job of another run has this name", fix="choose another --name")
         )
     if job and not resume:
         raise UserError(problem("--name", request.name, "its Job is there already", fix="go on with the run: --resume"))
-    if job and not any(condition["type"] in ENDED for condition in job["status"].get("conditions", ())):
+    if job and not _has_ended(job):
         raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
     # Under another name, because the Job to resume still has its own.
     manifest = json.loads(text)
@@ -315,15 +331,65 @@ def delete(name: str, namespace: str, context: str | None) -> None:
 
 def withdraw(run: str, where: Mapping[str, Any]) -> bool:
     """Delete the Job that was made for this run, where it is still this run's; whether it was. UserError."""
+    name, namespace, context = _recorded_job(run, where)
+    job = _job(name, namespace, context)
+    ours = job is not None and job["metadata"].get("annotations", {}).get(RUN) == run
+    if ours:
+        delete(name, namespace, context)
+    return ours
+
+
+def _recorded_job(run: str, where: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Return name, namespace and context in the record of a Job. UserError where `fab train` did not write it."""
     job, namespace, context = where.get("job"), where.get("namespace"), where.get("context")
     words = [word for word in (job, namespace) if isinstance(word, str) and re.fullmatch(JOB_NAME, word)]
     if len(words) != 2 or not (context is None or re.fullmatch(r"[^\s-]\S*", str(context))):
         raise UserError(problem("RUN", run, "the record of its Job is not one that fab train wrote"))
-    printed = _kubectl(words[1], context, "get", "job", words[0], "--ignore-not-found", "--output=json")
-    ours = bool(printed.strip()) and json.loads(printed)["metadata"].get("annotations", {}).get(RUN) == run
-    if ours:
-        delete(words[0], words[1], context)
-    return ours
+    return words[0], words[1], context
+
+
+def _job(name: str, namespace: str, context: str | None) -> dict[str, Any] | None:
+    printed = _kubectl(namespace, context, "get", "job", name, "--ignore-not-found", "--output=json")
+    job: dict[str, Any] | None = json.loads(printed) if printed.strip() else None
+    return job
+
+
+def _has_ended(job: Mapping[str, Any] | None) -> bool:
+    return job is None or any(condition["type"] in ENDED for condition in job["status"].get("conditions", ()))
+
+
+def _pods(name: str, namespace: str, context: str | None) -> list[str]:
+    """Return the Job's pods that have printed or may have, oldest first."""
+    printed = _kubectl(namespace, context, "get", "pods", f"--selector={_JOB}={name}", "--output=json")
+    pods = [pod for pod in json.loads(printed)["items"] if pod["status"].get("phase") != "Pending"]
+    order = sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+    return [pod["metadata"]["name"] for pod in order]
+
+
+def _pod_lines(pod: str, namespace: str, context: str | None, seen: dict[str, str]) -> Iterator[LogLine]:
+    """Yield what a pod has printed since the time in `seen`, which is kept there by pod.
+
+    Times have nanoseconds, and --since-time whole seconds: https://kubernetes.io/docs/reference/kubectl/generated/kubectl_logs/
+    """
+    last = seen.get(pod, "")
+    since = [f"--since-time={last[:19]}Z"] if last else []
+    try:
+        printed = _kubectl(namespace, context, "logs", pod, "--timestamps", *since)
+    except UserError as error:
+        # A pod may be taken away, and its log with it.
+        if error.exit_code == USAGE and "not found" in str(error):
+            return
+        raise
+    for line in printed.splitlines():
+        time, _, text = line.partition(" ")
+        if _padded(time) > _padded(last):
+            seen[pod] = time
+            yield LogLine(text, pod)
+
+
+def _padded(time: str) -> str:
+    """Return a time that sorts as text: kubelets leave out trailing zeros."""
+    return time.removesuffix("Z").ljust(29, "0") if "." in time else f"{time.removesuffix('Z')}.".ljust(29, "0")
 
 
 def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from launch.backends import HeldJob, LaunchPlan, Submission
+from launch import runs
+from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
+from launch.backends.log_file import log_file, read_log_file
 from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
@@ -52,6 +54,7 @@ class LocalBackend:
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         python = request.python or sys.executable
         ranks = ["--nproc", str(request.policy.ranks_per_node), "--run", request.run]
+        ranks += ["--log", log_file(request, folder)]
         return LaunchPlan((python, "-m", "trainer.launch.local", *ranks, "--", "train", request.config_uri))
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
@@ -60,14 +63,24 @@ class LocalBackend:
     def submit(
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
     ) -> Submission:
+        kept = None if (output or sys.stdout).isatty() else Path(log_file(request, folder))
+        if kept is not None:
+            runs.save_job(store, request.backend, {"log": str(kept)})
+
+        def log(line: str) -> None:
+            print_line(line)
+            if kept is not None and kept.exists():
+                with open(kept, "a", encoding="utf-8") as file:
+                    file.write(f"lustrain: {line}\n")
+
         executor = LocalExecutor(plan.command, output)
-        end = supervise(executor, RunJournal(store), request.policy, _log, max_wait_s=request.max_wait_s)
+        end = supervise(executor, RunJournal(store), request.policy, log, max_wait_s=request.max_wait_s)
         assert isinstance(end, Stop), "this machine has no queue"
         data = {"run": request.run, "exit_code": end.code, "why": end.why}
         return Submission((f"{request.run}: {end.why}",), data, code=end.code)
 
     def describe(self, job: Mapping[str, Any]) -> str:
-        return "this machine"
+        return f"log: {job.get('log')}"
 
     def held_job(self, run: str) -> HeldJob | None:
         return None
@@ -76,25 +89,31 @@ class LocalBackend:
         """Nothing to cancel: its process ends once the ranks have saved."""
         return []
 
+    def read_log(
+        self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
+    ) -> Iterator[LogLine]:
+        """Read the file into which ranks print. On a terminal they show a bar there, and there is no file."""
+        return read_log_file(run, job, more)
+
 
 class RunJournal:
     """The journal in a run's store, for launchers that have all of Lustrain."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+        self.store = store
         self.launcher_id = f"fab train on {platform.node()}"
 
     def read(self) -> tuple[list[Launch], str]:
         try:
-            records = journal.load_and_close_stale(self._store)
-            stop = "fab stop asked for its end" if journal.stopped(self._store) else ""
+            records = journal.load_and_close_stale(self.store)
+            stop = "fab stop asked for its end" if journal.stopped(self.store) else ""
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
         return [launch_of(record) for record in records], stop
 
     def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
         try:
-            return journal.begin(self._store, nodes, self.launcher_id, idle)
+            return journal.begin(self.store, nodes, self.launcher_id, idle)
         except LostRunError as error:
             raise Superseded(str(error)) from None
         except StorageError as error:
@@ -102,7 +121,7 @@ class RunJournal:
 
     def finish(self, number: int, code: int) -> None:
         try:
-            journal.finish(self._store, number, code)
+            journal.finish(self.store, number, code)
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
 
@@ -149,7 +168,8 @@ class LocalExecutor:
             self._job.send_signal(number)
 
 
-def _log(line: str) -> None:
+def print_line(line: str) -> None:
+    """Print a line of the supervisor's."""
     print(f"lustrain: {line}", file=sys.stderr, flush=True)
 
 

@@ -7,13 +7,14 @@ import pprint
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from launch.backends import HeldJob, LaunchPlan, Submission
+from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.command import error_text, run
+from launch.backends.log_file import log_file, read_log_file
 from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
 from lustrain.cluster import Cluster
@@ -148,10 +149,11 @@ class SlurmBackend:
             cancel(waiting.number)
         return [f"job {waiting.number} of Slurm" for waiting in queued]
 
-
-def log_file(request: RunRequest, folder: Path) -> str:
-    """Return the file of the job's output: in a run that is a folder, else beside the caller."""
-    return f"{folder}/lustrain-{request.name}.log" if "://" in request.run else f"{request.run}/launch/log"
+    def read_log(
+        self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
+    ) -> Iterator[LogLine]:
+        """Read the job's one output file, into which all of its steps write."""
+        return read_log_file(run, job, more)
 
 
 def sbatch_options(request: RunRequest, log: str) -> list[str]:

@@ -85,6 +85,12 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
     return Inventory(tuple(left), cluster, tuple(notes))
 
 
+def cluster_nodes(cluster: Cluster, groups: Sequence[str], client: Client | None = None) -> list[Node]:
+    """Return the nodes of these groups of a Cluster, as they are now. UserError."""
+    nodes, _ = nodes_of(cluster, _route(cluster, Route()), client or _client(cluster))
+    return select([_with_group(node, cluster) for node in nodes], groups)
+
+
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
     """Return the nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:

@@ -55,6 +55,7 @@ machine (Documentation/admin-guide/sysctl). A node has those that the machine's 
 _STAND_IN = "/opt/simulated/run"
 _EVERYWHERE = (
     "systemctl",
+    "systemd-run",
     "reboot",
     "shutdown",
     "poweroff",
@@ -66,7 +67,14 @@ _EVERYWHERE = (
     "chronyc",
 )
 # Where a caller names the whole path, or mount(8) looks for its helper, the stand-in has to be as well.
-_BY_PATH = ("usr/bin/systemctl", "usr/sbin/modprobe", "usr/sbin/reboot", "usr/sbin/shutdown", "usr/sbin/poweroff")
+_BY_PATH = (
+    "usr/bin/systemctl",
+    "usr/bin/systemd-run",
+    "usr/sbin/modprobe",
+    "usr/sbin/reboot",
+    "usr/sbin/shutdown",
+    "usr/sbin/poweroff",
+)
 # As EFA's installer leaves it.
 _EFA_PACKAGES = """# EFA installer version: 1.43.2
 # Debug packages installed: no

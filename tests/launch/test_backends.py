@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from launch import backends, runs, status
-from launch.backends import HeldJob, LaunchPlan, Submission
+from launch import backends, logs, runs, status
+from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
 from launch.submit import dry_run, submit
@@ -61,6 +61,11 @@ class PrinterBackend:
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         return ["page 7"] if job else []
 
+    def read_log(
+        self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
+    ) -> Iterator[LogLine]:
+        yield LogLine("printed", f"page {(job or {})['page']}")
+
 
 BACKEND = PrinterBackend()
 
@@ -70,7 +75,9 @@ def request_to_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequ
     monkeypatch.setitem(backends.MODULES, "printer", __name__)
     monkeypatch.setattr(BACKEND, "refusal", None)
     on = cluster(backend="ec2", slurm=None, nodes={"auto_scaling_groups": ["a"]}, runs_uri=str(tmp_path))
-    return resolve(TrainFlags("config.toml", name="first"), config(tmp_path, global_batch=64), on, tmp_path)
+    return resolve(
+        TrainFlags("config.toml", on="printer", name="first"), config(tmp_path, global_batch=64), on, tmp_path
+    )
 
 
 def test_its_cluster_and_flags_make_a_request(request_to_print: RunRequest) -> None:
@@ -96,6 +103,9 @@ def test_submission_is_recorded_and_shown(request_to_print: RunRequest, tmp_path
     assert (runs.read_record(store, runs.SUBMITTED) or {})["printer"] == {"page": 7}
     state = status.with_held_job(status.read(store, runs.read_record(store, REQUEST)), BACKEND.held_job(store.uri))
     assert status.lines(state)[0].endswith("held by Printer: a person has to release its job")
+    assert [entry.shown() for entry in logs.read(store, {"on": "printer"}, rank=None, launch=None, follow=False)] == [
+        "page 7: printed"
+    ]
     assert {"page 7", "job 7 is held (paper jam); fix: pull"} <= set(status.lines(state))
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from launch import backends
+from launch import backends, runs
 from launch.backends import kubernetes
 from launch.flags import TrainFlags
 from launch.request import resolve_request
-from launch.runs import register_run
 from lustrain import cluster as contract
 from rehearsal.lab.kubernetes import SCRATCH, Kubernetes, why_not
 from tests.conftest import require
@@ -68,7 +67,7 @@ def start(cluster: Kubernetes, folder: Path, text: str) -> None:
     flags = TrainFlags("config.toml", name="first", nodes="2", image=IMAGE)
     on, settings = contract.parse(described(folder)), load(folder / "config.toml")
     request = resolve_request(flags, settings, on, backends.load_all(), folder, (IMAGE, "cpu"))
-    register_run(request, resume=False, files={})
+    runs.register_run(request, resume=False, files={})
     objects = kubernetes.objects(request, {})
     pod = objects[1]["spec"]["template"]["spec"]
     del pod["securityContext"]
@@ -153,6 +152,10 @@ def test_a_wrong_configuration_ends_the_job_at_its_first_pods(cluster: Kubernete
     assert ended(cluster) == "Failed"
     (why,) = [one for one in cluster.get("job", "first")["status"]["conditions"] if one["type"] == "Failed"]
     assert (why["reason"], len(pods(cluster))) == ("PodFailurePolicy", 2)
+    runs.save_job(open_store(f"{job}/first"), "kubernetes", {"job": "first", "namespace": "default", "context": "lab"})
+    lines = fab(cluster, job, "logs", "first")["lines"]
+    assert {line["source"] for line in lines} <= {pod["metadata"]["name"] for pod in pods(cluster)}
+    assert any(line["rank"] == 0 and "task.nothing" in line["text"] for line in lines)
     assert not (job / "first/lease.json").exists()
 
 

@@ -67,6 +67,7 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
     assert (first["code"], first["said"], first["blamed"]) == (1, "a rank was killed by SIGKILL", [])
     assert (last["code"], second["from_step"]) == (0, first["gained"])
     assert fab(tmp_path, "status", "run")["state"] == "done"
+    assert {1, last["attempt"]} <= {line["launch"] for line in fab(tmp_path, "logs", "run", "--rank", "0")["lines"]}
     report = fab(tmp_path, "report", "run")
     seconds = report["seconds"]
     assert report["goodput"] == pytest.approx(seconds["progress"] / sum(seconds.values()), abs=1e-3)

@@ -169,6 +169,8 @@ def test_a_wrong_setting_is_one_attempt_and_its_line(place: Place) -> None:
     assert record["code"] == EXIT_CONFIG
     assert "task.nothing" in record["said"]
     assert record["said"] in place.log()
+    (line, *_) = place.fab("logs", "run", "--rank", "0", "--launch", "1")["lines"]
+    assert line["text"] == record["said"]
 
 
 def test_after_a_spot_notice_the_job_comes_back_without_the_doomed_node(metadata_place: Place) -> None:

@@ -217,7 +217,6 @@ def test_a_batch_without_whole_micro_batches_is_one_line(tmp_path: Path) -> None
         ({}, {"nodes": "5"}, "--nodes = '5': the group has 4 nodes of type p5.48xlarge; allowed: 1 to 4"),
         ({}, {"group": "login"}, "--group = 'login': is not a worker group; allowed: train"),
         ({}, {"partition": "test"}, "--partition = 'test': is not a worker group's partition; allowed: train"),
-        (EC2, {}, "--on = None: the Cluster's backend ec2 has no launcher yet"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_one_line(

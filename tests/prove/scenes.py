@@ -146,6 +146,11 @@ SCENES = (
         limit_min=60,
     ),
     Scene(
+        "launch-ssh",
+        "lab nodes, SSH, fab train: lost nodes, a lost supervisor",
+        ("tests/launch/test_launch_ssh.py",),
+    ),
+    Scene(
         "launch-kubernetes",
         "Kubernetes (API server, kubelets, containerd), fab train: lost nodes",
         ("tests/launch/test_launch_kubernetes.py",),

@@ -14,10 +14,13 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from lustrain.problem import UserError, problem
+from trainer.environment import launch_attempt
 from trainer.launch.exit_report import NodeExit, report_exit
+from trainer.launch.output import RankOutput
 from trainer.launch.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
@@ -42,10 +45,16 @@ def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) 
 class LocalJob(Ranks):
     """All ranks of a job, on this machine."""
 
-    def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        nproc: int,
+        environment: Mapping[str, str] | None = None,
+        output: RankOutput | None = None,
+    ) -> None:
         base = os.environ if environment is None else environment
         port = _free_port()
-        super().__init__(arguments, [rank_environment(rank, nproc, port, base) for rank in range(nproc)])
+        super().__init__(arguments, [rank_environment(rank, nproc, port, base) for rank in range(nproc)], output=output)
 
     def wait(self) -> int:
         """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
@@ -57,6 +66,7 @@ class LocalJob(Ranks):
                 self.kill()
             self.kill_if_hung()
             time.sleep(0.05)
+        self.close_output()
         return self.exit_code()
 
 
@@ -64,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.local", description=__doc__)
     parser.add_argument("--nproc", type=int, required=True, help="ranks to start on this machine")
     parser.add_argument("--run", default="", metavar="URI", help="where to record why an attempt failed")
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="keep what ranks print in FILE too, unless they print to a terminal"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
     args = parser.parse_args(argv)
     if args.nproc < 1:
@@ -82,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for number in FORWARDED:
             signal.signal(number, forward)
-        jobs.append(LocalJob(arguments, args.nproc))
+        # On a terminal ranks show a bar, which is of no use in a file.
+        output = RankOutput(launch_attempt(), args.log) if args.log and not sys.stdout.isatty() else None
+        jobs.append(LocalJob(arguments, args.nproc, output=output))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     code = jobs[0].wait()

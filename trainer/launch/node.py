@@ -24,6 +24,7 @@ from trainer.environment import NODE_LIST, launch_attempt, max_silence_s
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 from trainer.launch.exit_report import NodeExit, report_exit
 from trainer.launch.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer
+from trainer.launch.output import RankOutput
 from trainer.launch.ranks import FORWARDED, Ranks
 from trainer.launch.watchdog import MIN_HUNG_S
 
@@ -80,6 +81,7 @@ def supervise(ranks: Ranks, heartbeat: Heartbeat, say: str) -> NodeExit:
         time.sleep(POLL_S)
     code = ranks.exit_code()
     heartbeat.ended(code)
+    ranks.close_output()
     until = time.monotonic() + LINGER_S
     while (status := heartbeat.check()).code is None and not status.silent and time.monotonic() < until:
         time.sleep(POLL_S)
@@ -152,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            started.append(Ranks(arguments, rank_environments(args, master, os.environ), hung_s=args.hung_s))
+            environments = rank_environments(args, master, os.environ)
+            output = RankOutput(launch_attempt())
+            started.append(Ranks(arguments, environments, hung_s=args.hung_s, output=output))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         end = supervise(started[0], heartbeat, name)

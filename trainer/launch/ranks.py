@@ -14,6 +14,7 @@ from pathlib import Path
 from lustrain.process import LAUNCHER
 from trainer.environment import ERROR_FILE
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.output import RankOutput
 from trainer.launch.watchdog import CLOCK, MIN_HUNG_S, overdue_s
 
 STACKS = signal.SIGUSR2
@@ -46,22 +47,36 @@ class Ranks:
     """One process for each environment; they end with the thread that makes this object (`lustrain.process`)."""
 
     def __init__(
-        self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], *, hung_s: float = MIN_HUNG_S
+        self,
+        arguments: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        *,
+        hung_s: float = MIN_HUNG_S,
+        output: RankOutput | None = None,
     ) -> None:
-        """`hung_s`: a step that takes so long, and ten times the usual, is taken for one that hangs."""
+        """`hung_s`: a step that takes so long, and ten times the usual, is taken for one that hangs. Without `output` the ranks
+        print where this process does."""
         self._hung_s, self._hung = hung_s, False
         self._folder = tempfile.TemporaryDirectory(prefix="lustrain-ranks-")
         self._clocks = [Path(self._folder.name, str(number)) for number in range(len(environments))]
         self._error_files = [Path(self._folder.name, f"{number}.error") for number in range(len(environments))]
+        self._output = output
+        pipes = [output.pipes(int(one["RANK"])) if output else (None, None) for one in environments]
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "trainer", *arguments],
                 env={**environment, LAUNCHER: str(os.getpid()), CLOCK: str(clock), ERROR_FILE: str(error_file)},
                 stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
                 process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
             )
-            for environment, clock, error_file in zip(environments, self._clocks, self._error_files, strict=True)
+            for environment, clock, error_file, (out, err) in zip(
+                environments, self._clocks, self._error_files, pipes, strict=True
+            )
         ]
+        if output is not None:
+            output.start()
         self._killed: set[int] = set()
 
     def send(self, number: int) -> None:
@@ -97,6 +112,11 @@ class Ranks:
         print(f"no step has ended for {seconds:.0f} s: the ranks hang, and are killed; fix: {fix}", file=sys.stderr)
         self.kill()
         return True
+
+    def close_output(self) -> None:
+        """Pass on what the ranks, which have ended, printed last."""
+        if self._output is not None:
+            self._output.close()
 
     def exit_code(self) -> int:
         """Return the code of the ranks that ended by themselves; EXIT_PEERS where none did, EXIT_FAILURE if they hung."""

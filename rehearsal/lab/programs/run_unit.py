@@ -135,7 +135,7 @@ def _run(unit: Unit, command: str) -> int:
 
 def _daemon(unit: Unit) -> State:
     def spawn() -> subprocess.Popen[bytes]:
-        with open(_LOG, "ab") as log:
+        with open(unit.one("Service.StandardOutput").removeprefix("append:") or _LOG, "ab") as log:
             process = subprocess.Popen(
                 shlex.split(unit.one("Service.ExecStart").lstrip("-@:+!")),
                 env=_environment(unit),
@@ -143,6 +143,8 @@ def _daemon(unit: Unit) -> State:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                cwd="/",
+                **_identity(unit),
                 preexec_fn=lambda: _set_limits(unit),
             )
         _show_limits(unit, process.pid)
@@ -155,8 +157,32 @@ def _daemon(unit: Unit) -> State:
 
 
 def _environment(unit: Unit) -> dict[str, str]:
-    pairs = (word.partition("=")[::2] for line in unit.all("Service.Environment") for word in shlex.split(line))
-    return {"PATH": _PATH, "LANG": "C.UTF-8", **dict(pairs)}
+    lines = unit.all("Service.Environment")
+    for file in unit.all("Service.EnvironmentFile"):
+        lines += Path(file).read_text().splitlines()
+    pairs = (word.partition("=")[::2] for line in lines for word in shlex.split(line))
+    return {"PATH": _PATH, "LANG": "C.UTF-8", **_home(unit), **dict(pairs)}
+
+
+def _home(unit: Unit) -> dict[str, str]:
+    """Return the variables that a service with User= has (systemd.exec(5))."""
+    if not (name := unit.one("Service.User")):
+        return {}
+    # Takes longer to import than most calls here run.
+    import pwd
+
+    user = pwd.getpwnam(name)
+    return {"HOME": user.pw_dir, "LOGNAME": name, "USER": name, "SHELL": user.pw_shell}
+
+
+def _identity(unit: Unit) -> dict[str, Any]:
+    """Return the user and groups of a service, as arguments of Popen."""
+    if not (name := unit.one("Service.User")):
+        return {}
+    import pwd
+
+    group = pwd.getpwnam(name).pw_gid
+    return {"user": name, "group": group, "extra_groups": os.getgrouplist(name, group)}
 
 
 def _wanted(unit: Unit) -> dict[str, tuple[int, int]]:

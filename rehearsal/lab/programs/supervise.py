@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .state import change, peek
-from .unit import Unit
+from .unit import Unit, unload_if_transient
 
 State = dict[str, Any]
 Spawn = Callable[[], "subprocess.Popen[bytes]"]
@@ -46,12 +46,14 @@ def again(unit: Unit, status: int) -> bool:
     return restart == "always" or (restart == "on-failure" and failed) or (restart == "on-success" and not failed)
 
 
-def ended(status: int) -> State:
+def ended(unit: Unit, status: int) -> State:
     """Return the state of a service that has ended and stays so."""
+    main = {"pid": 0, "status": abs(status), "killed": status < 0}
     if status == 0 or -status in CLEAN:
-        return {"active": "inactive", "sub": "dead", "result": "success", "pid": 0, "status": 0}
-    result = "exit-code" if status > 0 else "signal"
-    return {"active": "failed", "sub": "failed", "result": result, "pid": 0, "status": abs(status)}
+        stays = unit.flag("Service.RemainAfterExit")
+        active, sub = ("active", "exited") if stays else ("inactive", "dead")
+        return {"active": active, "sub": sub, "result": "success", **main}
+    return {"active": "failed", "sub": "failed", "result": "exit-code" if status > 0 else "signal", **main}
 
 
 def members(pid: int) -> list[int]:
@@ -88,13 +90,15 @@ def _supervise(unit: Unit, spawn: Spawn, writer: int) -> None:
         if not _noted(unit, process.pid):
             return
         if not again(unit, status):
-            _change(unit, process.pid, ended(status))
+            _change(unit, process.pid, ended(unit, status))
             return
         burst = int(unit.one("Unit.StartLimitBurst", "5"))
         interval = seconds(unit.one("Unit.StartLimitIntervalSec"), 10.0) or 0.0
         if interval and sum(time.monotonic() - start < interval for start in starts) >= burst:
             _change(
-                unit, process.pid, {**ended(status), "active": "failed", "sub": "failed", "result": "start-limit-hit"}
+                unit,
+                process.pid,
+                {**ended(unit, status), "active": "failed", "sub": "failed", "result": "start-limit-hit"},
             )
             return
         if not _change(unit, process.pid, {"active": "activating", "sub": "auto-restart"}):
@@ -124,7 +128,7 @@ def _next(unit: Unit, before: int, spawn: Spawn) -> subprocess.Popen[bytes] | No
         try:
             process = spawn()
         except OSError:
-            state.update(ended(203))
+            state.update(ended(unit, 203))
             return None
         state.update(active="active", sub="running", pid=process.pid, restarts=state.get("restarts", 0) + 1)
         return process
@@ -148,6 +152,7 @@ def _change(unit: Unit, pid: int, new: State) -> bool:
         if state.get("pid") != pid or state.get("active") != "active":
             return False
         state.update(new)
+        unload_if_transient(systemd, unit)
         return True
 
 

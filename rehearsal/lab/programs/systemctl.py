@@ -16,7 +16,7 @@ from typing import Any
 
 from .power import restart, switch_off
 from .state import change, peek, refuse
-from .unit import Unit, file_state, load, to_state, wanted_by
+from .unit import Unit, file_state, load, to_state, unload_if_transient, wanted_by
 
 INACTIVE = {"active": "inactive", "sub": "dead", "result": "success", "pid": 0, "status": 0}
 
@@ -39,7 +39,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         one = rest.pop(0)
         if one in ("-p", "--property"):
             properties.append(rest.pop(0))
-        elif one in ("-s", "--signal", "--kill-whom"):
+        elif one in ("-s", "--signal", "--kill-whom", "--kill-who"):
             options.append(f"--{one.lstrip('-')}={rest.pop(0)}")
         elif one.startswith(("--property=", "-p")):
             properties.append(one.partition("=")[2] if "=" in one else one[2:])
@@ -83,6 +83,7 @@ def _set(unit: Unit, state: dict[str, Any]) -> bool:
     with change("systemd") as systemd:
         systemd.setdefault("units", {})[unit.name] = state
         systemd.setdefault("loaded", {})[unit.name] = to_state(unit)
+        unload_if_transient(systemd, unit)
     return bool(state["active"] == "active" or state["result"] == "success")
 
 
@@ -207,7 +208,10 @@ def _kill(units: list[str], options: list[str], properties: list[str]) -> int:
     from . import run_unit
 
     wanted = dict(option.lstrip("-").partition("=")[::2] for option in options)
-    number, whom = _signal(wanted.get("signal") or wanted.get("s") or "SIGTERM"), wanted.get("kill-whom", "all")
+    number, whom = (
+        _signal(wanted.get("signal") or wanted.get("s") or "SIGTERM"),
+        wanted.get("kill-whom") or wanted.get("kill-who", "all"),
+    )
     for name in units:
         unit = _loaded(name)
         state = peek("systemd").get("units", {}).get(unit.name, INACTIVE)
@@ -233,6 +237,7 @@ def _reset_failed(units: list[str], options: list[str], properties: list[str]) -
         for name in units or list(known):
             if known.get(name, INACTIVE)["active"] == "failed":
                 known[name] = dict(INACTIVE)
+                unload_if_transient(systemd, _loaded(name))
     return 0
 
 
@@ -267,6 +272,7 @@ def _properties(name: str) -> dict[str, str]:
         "Type": unit.one("Service.Type", "simple"),
         "Result": state["result"],
         "MainPID": str(state["pid"]),
+        "ExecMainCode": _main_code(state),
         "ExecMainStatus": str(state["status"]),
         "NRestarts": str(state.get("restarts", 0)),
         **limits,
@@ -280,6 +286,11 @@ def _properties(name: str) -> dict[str, str]:
         "UnitFileState": file_state(now),
         "NeedDaemonReload": "yes" if (now.values, now.drop_ins) != (unit.values, unit.drop_ins) else "no",
     }
+
+
+def _main_code(state: dict[str, Any]) -> str:
+    """Return CLD_EXITED or CLD_KILLED of siginfo.h; 0 for a process that has not ended."""
+    return ("2" if state["killed"] else "1") if "killed" in state else "0"
 
 
 def _power(act: Callable[[], None]) -> Callable[[list[str], list[str], list[str]], int]:

@@ -6,7 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
+TRANSIENT = "/run/systemd/transient"
+"""Of systemd-run's units, which are gone once they are inactive."""
+FOLDERS = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    TRANSIENT,
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)
 _FLAGS = ("1", "yes", "true", "on")
 
 
@@ -81,6 +89,14 @@ def _parse(text: str, values: dict[str, list[str]]) -> None:
                 values.setdefault(name, []).append(value.strip())
             else:
                 values[name] = []
+
+
+def unload_if_transient(systemd: dict[str, Any], unit: Unit) -> None:
+    """Forget a transient unit that has become inactive, and its file; `systemd` is the manager's state."""
+    if unit.fragment.startswith(TRANSIENT) and systemd["units"].get(unit.name, {}).get("active") == "inactive":
+        Path(unit.fragment).unlink(missing_ok=True)
+        systemd["units"].pop(unit.name, None)
+        systemd.get("loaded", {}).pop(unit.name, None)
 
 
 def to_state(unit: Unit) -> dict[str, Any]:

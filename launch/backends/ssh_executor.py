@@ -1,0 +1,218 @@
+"""Starts the launches of a run over SSH and follows them. It can be lost at any moment: units go on without it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from launch.backends.ssh_nodes import REFUSED, Nodes
+from launch.backends.ssh_unit import (
+    LOST,
+    UNKNOWN,
+    Inspection,
+    Launcher,
+    NodeState,
+    Patience,
+    environment_text,
+    launch_code,
+    launch_of_unit,
+    next_step,
+    parse_states,
+    remove_script,
+    signal_script,
+    start_script,
+    state_script,
+    unit_name,
+)
+from launch.supervisor.executor import TemporarilyUnavailable
+from lustrain.problem import UNREACHABLE, UserError
+from node_setup.fleet.faults import NOT_REACHED, SUDO, Fault
+from node_setup.fleet.hosts import Node
+from trainer.errors import EXIT_FAILURE, EXIT_PEERS
+from trainer.launch.journal import put_node_exit
+from trainer.launch.ranks import FORWARDED
+
+POLL_S = 2.0
+STATE_S = 15.0
+"""For one look at a node; one that is slower counts as not known."""
+PORTS = 1000
+"""A launch does not use the port of the one before, which a late process may still hold."""
+
+
+@dataclass(frozen=True)
+class SshPlan:
+    """What all launches of a run have in common."""
+
+    run: str
+    config: str
+    python: str
+    ranks: int
+    port: int
+    variables: Mapping[str, str]
+    patience: Patience
+    stop_s: int
+
+
+class SshExecutor:
+    """An executor whose nodes are reached over SSH, and whose own signals go on to the launchers."""
+
+    def __init__(
+        self,
+        plan: SshPlan,
+        nodes: Nodes,
+        list_nodes: Callable[[], list[Node]],
+        save_nodes: Callable[[Sequence[Node]], None],
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`list_nodes` returns the group's nodes now; `save_nodes` records those of a launch before it begins."""
+        self._plan, self._nodes, self._list_nodes, self._save_nodes = plan, nodes, list_nodes, save_nodes
+        self._log, self._clock = log, clock
+        self._known: dict[str, Node] = {}
+        self._addresses: dict[str, str] = {}
+        self._left_out: dict[str, str] = {}
+        self._signal = 0
+        self._signalled = threading.Event()
+        for number in FORWARDED:
+            signal.signal(number, self._handle_signal)
+
+    def healthy_nodes(self) -> list[str]:
+        plan = self._plan
+        try:
+            listed = self._list_nodes()
+        except UserError as error:
+            raise TemporarilyUnavailable(str(error)) from None
+        self._known.update((node.name, node) for node in listed)
+        inspections = self._nodes.inspect(listed, plan.python, plan.variables)
+        left_out = {node.name: self._why_not(node, found) for node, found in inspections.items()}
+        for name, why in left_out.items():
+            if why and self._left_out.get(name) != why:
+                self._log(f"{name} is left out: {why}")
+        self._left_out = left_out
+        self._addresses.update((node.name, found.address) for node, found in inspections.items() if found.address)
+        return [node.name for node in listed if not left_out[node.name]]
+
+    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+        chosen = [self._known[name] for name in nodes]
+        self._save_nodes(chosen)
+        if not self._start(number, chosen):
+            self._signal_all(unit_name(self._plan.run, number), chosen, "TERM")
+        return self.follow(number, chosen)
+
+    def follow(self, number: int, nodes: Sequence[Node]) -> int:
+        """Wait for the end of a launch that may have been started by another process, and return the job's exit code."""
+        unit, patience = unit_name(self._plan.run, number), self._plan.patience
+        first_end: float | None = None
+        stopped_at: float | None = None
+        silent = False
+        passed_on = 0
+        while True:
+            states = self._states(unit, nodes)
+            now = self._clock()
+            if first_end is None and any(state.kind in ("ended", "lost") for state in states):
+                first_end = now
+            if silent != all(state == UNKNOWN for state in states):
+                silent = not silent
+                self._log(f"no node answers: launch {number} may go on there" if silent else "nodes answer again")
+            step = next_step(states, now - (now if first_end is None else first_end), patience)
+            if step == "over":
+                self._remove(unit, nodes)
+                return launch_code(states)
+            if self._signal and silent:
+                why = f"no node answers: whether launch {number} goes on is not known"
+                raise UserError(f"{why}; fix: fab train … --resume once they answer", UNREACHABLE)
+            if self._signal and passed_on != self._signal:
+                passed_on = self._signal
+                self._signal_all(unit, nodes, "TERM")
+            if step == "stop" and stopped_at is None:
+                stopped_at = now
+                self._signal_all(unit, nodes, "TERM")
+            elif stopped_at is not None and now - stopped_at > self._plan.stop_s:
+                self._signal_all(unit, nodes, "KILL", whole=True)
+            self.sleep(POLL_S)
+
+    def sleep(self, seconds: float) -> None:
+        self._signalled.wait(seconds)
+        self._signalled.clear()
+
+    def stop_reason(self) -> str:
+        return f"{signal.Signals(self._signal).name} asked for its end" if self._signal else ""
+
+    def _start(self, number: int, nodes: Sequence[Node]) -> bool:
+        """Start the launcher of every node; whether none refused. A lost connection is no refusal: the unit may be there."""
+        plan, names = self._plan, tuple(node.name for node in nodes)
+        unit = unit_name(plan.run, number)
+        master = f"{self._addresses.get(names[0]) or nodes[0].address}:{plan.port + number % PORTS}"
+        variables = environment_text(plan.variables, number)
+
+        def start(node: Node) -> str:
+            user = self._nodes.user(node)
+            launcher = Launcher(unit, user, plan.python, plan.run, plan.config, names, master, plan.ranks, plan.stop_s)
+            script = start_script(launcher, nodes.index(node))
+            return self._nodes.run(node, script, variables, root=True)
+
+        answers = self._nodes.each(nodes, start)
+        refused = {
+            node: answer
+            for node, answer in answers.items()
+            if isinstance(answer, Fault) and answer.kind in (*NOT_REACHED, REFUSED, SUDO)
+        }
+        for node, fault in refused.items():
+            line = f"{node.name}: its launcher was not started: {fault.why}"
+            self._log(line)
+            try:
+                put_node_exit(plan.run, number, nodes.index(node), EXIT_PEERS, EXIT_FAILURE, "", line)
+            except UserError as error:
+                self._log(f"why {node.name} failed is not recorded in the run: {error}")
+        return not refused
+
+    def _states(self, unit: str, nodes: Sequence[Node]) -> list[NodeState]:
+        script = state_script(unit)
+        answers = self._nodes.each(nodes, lambda node: self._nodes.run(node, script, seconds=STATE_S))
+        gone = self._gone([node for node, answer in answers.items() if isinstance(answer, Fault)])
+        return [
+            (LOST if node in gone else UNKNOWN) if isinstance(answer, Fault) else parse_states(answer).get(unit, LOST)
+            for node, answer in answers.items()
+        ]
+
+    def _gone(self, silent: Sequence[Node]) -> set[Node]:
+        """Return which silent nodes the group has no longer, as instances that were terminated."""
+        if not silent:
+            return set()
+        try:
+            return set(silent) - set(self._list_nodes())
+        except UserError:
+            return set()
+
+    def _signal_all(self, unit: str, nodes: Sequence[Node], name: str, *, whole: bool = False) -> None:
+        """Signal the launchers that can be reached; one that has ended takes no signal."""
+        script = signal_script(unit, name, whole=whole)
+        self._nodes.each(nodes, lambda node: self._nodes.run(node, script, root=True))
+
+    def _remove(self, unit: str, nodes: Sequence[Node]) -> None:
+        script = remove_script(unit)
+        answers = self._nodes.each(
+            nodes, lambda node: self._nodes.run(node, script, root=True, seconds=self._plan.stop_s + 30)
+        )
+        for node, answer in answers.items():
+            if isinstance(answer, Fault):
+                self._log(f"{node.name}: its unit is not removed: {answer.why}")
+
+    def _why_not(self, node: Node, found: Inspection) -> str:
+        if found.why:
+            return found.why
+        for unit in found.running():
+            if launch_of_unit(self._plan.run, unit) is None:
+                return f"it trains another run, by unit {unit}"
+            # It was cut off while the others ended that launch.
+            self._signal_all(unit, [node], "TERM")
+            return f"unit {unit} of an earlier launch still ends"
+        return ""
+
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = number
+        self._signalled.set()

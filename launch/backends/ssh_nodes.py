@@ -1,0 +1,128 @@
+"""Scripts on many nodes at once, over sessions that stay open."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from fabric import Config
+
+from launch.backends.ssh_unit import Inspection, inspect_script, parse_inspection
+from lustrain.cluster import Cluster
+from lustrain.problem import UserError, problem
+from node_setup.fleet.faults import SUDO, Fault
+from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.inventory import cluster_nodes
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.options import SECTION, options
+from node_setup.fleet.session import Completed, Session
+from node_setup.fleet.transport import Connections, Deadline, Limits
+
+CALL_S = 60.0
+"""For one script on one node, with its connection."""
+REFUSED = "refused"
+
+
+class Nodes:
+    """The nodes of a run. Every script is a word of `sh -c`; what must not stand on a command line is its input."""
+
+    def __init__(self) -> None:
+        config = Config()
+        chosen = options(dict(config.get(SECTION) or {}), {})
+        # What does not answer is looked at again anyway.
+        limits = Limits(chosen.connect_s, chosen.login_s, chosen.channel_s, retries=0)
+        known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
+        self._connections = Connections(known, limits, config)
+        self._sessions: dict[Node, Session] = {}
+        self._options = chosen
+
+    def close(self) -> None:
+        self._connections.stop()
+
+    def run(self, node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = CALL_S) -> str:
+        """Return the output of a script that ends with 0. Fault; of kind REFUSED where the script ended otherwise."""
+        return self.read(node, script, stdin, root=root, seconds=seconds).decode(errors="replace")
+
+    def read(self, node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = CALL_S) -> bytes:
+        """Return the same as bytes."""
+        try:
+            session = self._session(node, seconds)
+            done = session.execute(_command(session, script, root=root), stdin.encode(), seconds)
+        except Fault:
+            if (broken := self._sessions.pop(node, None)) is not None:
+                self._connections.close(broken)
+            raise
+        if done.status:
+            raise _refusal(session, done)
+        return done.out
+
+    def each(self, nodes: Iterable[Node], work: Callable[[Node], str]) -> dict[Node, str | Fault]:
+        """Do the work with all nodes at once."""
+
+        def safely(node: Node) -> str | Fault:
+            try:
+                return work(node)
+            except Fault as fault:
+                return fault
+
+        listed = list(nodes)
+        at_once = self._options.parallel(ssm=any(node.route.proxy for node in listed))
+        with ThreadPoolExecutor(max(1, min(at_once, len(listed)))) as pool:
+            return dict(zip(listed, pool.map(safely, listed), strict=True))
+
+    def inspect(self, nodes: Iterable[Node], python: str, variables: Mapping[str, str]) -> dict[Node, Inspection]:
+        """Return whether nodes are ready for a launch; nothing is changed on them."""
+        given = "".join(f"{name}={value}\n" for name, value in variables.items())
+        script = inspect_script(python)
+        answers = self.each(nodes, lambda node: self.run(node, script, given))
+        return {
+            node: Inspection("", {}, f"{answer.kind}: {answer.why}", answer.fix)
+            if isinstance(answer, Fault)
+            else parse_inspection(answer, python, node.route.user or "")
+            for node, answer in answers.items()
+        }
+
+    def user(self, node: Node) -> str:
+        """Return the name under which scripts run there. Fault."""
+        return self._session(node, CALL_S).user
+
+    def _session(self, node: Node, seconds: float) -> Session:
+        session = self._sessions.get(node)
+        if session is None:
+            session = self._connections.connect(node, Deadline(seconds))
+            self._sessions[node] = session
+        return session
+
+
+def _command(session: Session, script: str, *, root: bool) -> str:
+    words = ["sh", "-c", script]
+    return shlex.join(["env", "LC_ALL=C", "sudo", "-n", *words] if root and not session.root else words)
+
+
+def _refusal(session: Session, done: Completed) -> Fault:
+    said = done.err.decode(errors="replace").strip().splitlines() or [f"exit code {done.status}"]
+    if said[-1].startswith("sudo:"):
+        return Fault(SUDO, said[-1], session.root_fix)
+    return Fault(REFUSED, said[-1])
+
+
+def nodes_of_group(cluster: Cluster, group: str) -> list[Node]:
+    """Return the nodes that a group has now. UserError."""
+    return cluster_nodes(cluster, (group,))
+
+
+def as_record(node: Node) -> dict[str, Any]:
+    """Return what another `fab` needs to reach the node; no secret, but the path of a key."""
+    return asdict(node)
+
+
+def from_record(record: Any, run: str) -> Node:
+    """Return the node of a record. UserError where `fab train` did not write it."""
+    try:
+        route = {**record["route"], "proxy": tuple(record["route"]["proxy"])}
+        return Node(**{**record, "route": Route(**route)})
+    except (KeyError, TypeError):
+        raise UserError(problem("RUN", run, "the record of its nodes is not one that fab train wrote")) from None

@@ -1,0 +1,272 @@
+"""A launch on a node that is reached over SSH: its transient unit of systemd, and how the unit's state is read. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lustrain.problem import UserError, problem
+from trainer.environment import ATTEMPT
+from trainer.errors import EXIT_FAILURE, EXIT_PEERS
+from trainer.launch.ranks import job_exit_code
+
+ENVIRONMENT_FOLDER = "/run/lustrain"
+LOG_FOLDER = "/var/log/lustrain"
+TRANSIENT = "/run/systemd/transient"
+"""Where systemd keeps the units of systemd-run: https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html"""
+KEPT_LOGS = 20
+"""Launches of a run whose logs a node keeps."""
+NAME_PREFIX = "lustrain-run-"
+FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'$%\\]")
+"""In a word of a unit's command: white space, quotes, and what systemd expands
+(https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html#Command%20lines)."""
+LIMITS = {"LimitMEMLOCK": "infinity", "LimitNOFILE": "131072", "LimitSTACK": "infinity", "TasksMax": "infinity"}
+"""As slurmd has them, for EFA's memory, sockets and loaders of all ranks (node_setup/settings/limits.toml; TasksMax:
+https://github.com/SchedMD/slurm/blob/master/etc/slurmd.service.in)."""
+_EXITED = "1"
+"""ExecMainCode of a process that ended by itself: CLD_EXITED of siginfo.h."""
+_SHOWN = "".join(f" --property={name}" for name in ("Id", "ActiveState", "SubState", "ExecMainCode", "ExecMainStatus"))
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launch runs on each of its nodes."""
+
+    unit: str
+    user: str
+    python: str
+    run: str
+    config: str
+    nodes: tuple[str, ...]
+    """Names, by rank."""
+    master: str
+    """HOST:PORT where ranks meet."""
+    ranks: int
+    """Of a node."""
+    stop_s: int
+    """Seconds from SIGTERM to SIGKILL when the unit is stopped."""
+
+    def command(self, rank: int) -> list[str]:
+        """Return the command of the node with this rank. Variables are in a file of root's, which it names."""
+        properties = {
+            "EnvironmentFile": environment_file(self.unit),
+            # Only the launcher gets SIGTERM, which it passes on to its ranks once.
+            "KillMode": "mixed",
+            # Its state can be read after its end, too.
+            "RemainAfterExit": "yes",
+            "StandardError": f"append:{log_file(self.unit)}",
+            "StandardOutput": f"append:{log_file(self.unit)}",
+            "TimeoutStopSec": str(self.stop_s),
+            **LIMITS,
+        }
+        options = [f"--property={name}={value}" for name, value in properties.items()]
+        launcher = [
+            self.python,
+            "-m",
+            "trainer.launch.node",
+            "--nnodes",
+            str(len(self.nodes)),
+            "--node-rank",
+            str(rank),
+        ]
+        launcher += ["--master", self.master, "--roster", ",".join(self.nodes), "--nproc", str(self.ranks)]
+        launcher += ["--run", self.run, "--", "train", self.config]
+        return ["systemd-run", "--quiet", f"--unit={self.unit}", f"--uid={self.user}", *options, "--", *launcher]
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A launch on one node. What is not known has not ended: its connection is lost, and the launch may go on there."""
+
+    kind: Literal["running", "ended", "lost", "unknown"]
+    """`lost`: the node answers and knows nothing of the unit, because it rebooted, or did not start it."""
+    code: int | None = None
+    """The launcher's exit code, of one that has ended."""
+
+
+RUNNING, LOST, UNKNOWN = NodeState("running"), NodeState("lost"), NodeState("unknown")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that are waited for the other nodes of a launch, once one has ended or is lost."""
+
+    unknown_s: float
+    """For nodes that do not answer: their launchers end by themselves, because they do not hear the others."""
+    lost_s: float
+    """For nodes that have to notice that another is lost."""
+    running_s: float
+    """For nodes that still save."""
+
+
+Step = Literal["wait", "stop", "over"]
+
+
+def next_step(states: Sequence[NodeState], waited_s: float, patience: Patience) -> Step:
+    """Return what to do about a launch whose first node ended, or was lost, `waited_s` ago."""
+    kinds = {state.kind for state in states}
+    if not kinds & {"ended", "lost"}:
+        return "wait"
+    if "running" in kinds:
+        limit = patience.lost_s if "lost" in kinds else patience.running_s
+        return "stop" if waited_s > limit else "wait"
+    return "wait" if "unknown" in kinds and waited_s <= patience.unknown_s else "over"
+
+
+def launch_code(states: Sequence[NodeState]) -> int:
+    """Return the exit code of a launch that is over: launchers end with that of the job."""
+    codes = [state.code for state in states if state.code is not None]
+    return job_exit_code(codes) if codes else EXIT_PEERS
+
+
+def unit_prefix(run: str) -> str:
+    """Return what the names of a run's units begin with; runs of one name in two places have different ones."""
+    name = re.sub(r"[^A-Za-z0-9_.]", "_", run.rpartition("/")[2])[:60]
+    return f"{NAME_PREFIX}{name}-{hashlib.sha256(run.encode()).hexdigest()[:8]}-"
+
+
+def unit_name(run: str, launch: int) -> str:
+    return f"{unit_prefix(run)}{launch:06d}"
+
+
+def launch_of_unit(run: str, unit: str) -> int | None:
+    """Return the launch of a run that a unit, or its log, is of; None where it is another run's."""
+    match = re.fullmatch(rf"{re.escape(unit_prefix(run))}(\d{{6,}})(\.service|\.log)?", unit)
+    return int(match[1]) if match else None
+
+
+def environment_file(unit: str) -> str:
+    return f"{ENVIRONMENT_FOLDER}/{unit}.env"
+
+
+def log_file(unit: str) -> str:
+    return f"{LOG_FOLDER}/{unit}.log"
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Refuse values that a line of a file cannot hold. UserError."""
+    bad = [name for name, value in variables.items() if not value.isprintable()]
+    if bad:
+        raise UserError([problem(name, variables[name], "holds a control character", fix="unset it") for name in bad])
+
+
+def environment_text(variables: Mapping[str, str], launch: int) -> str:
+    """Return the file of variables: https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#EnvironmentFile="""
+    values = {**variables, ATTEMPT: str(launch)}
+    quoted = {name: re.sub(r"""(["\\$`])""", r"\\\1", value) for name, value in values.items()}
+    return "".join(f'{name}="{value}"\n' for name, value in quoted.items())
+
+
+def start_script(launcher: Launcher, rank: int) -> str:
+    """Return the script, for root, that starts the unit; its input is the file of variables.
+
+    What earlier launches of the run have left on the node, as one that was cut off, is taken away.
+    """
+    environment, prefix = environment_file(launcher.unit), launcher.unit.rpartition("-")[0]
+    return f"""set -e
+{_remove(f"{prefix}-")} </dev/null
+umask 077
+mkdir -p {ENVIRONMENT_FOLDER}
+cat >{shlex.quote(environment)}
+umask 022
+mkdir -p {LOG_FOLDER}
+ls -1 {LOG_FOLDER}/{prefix}-*.log 2>/dev/null | sort -r | tail -n +{KEPT_LOGS} | while read -r old; do rm -f "$old"; done
+exec {shlex.join(launcher.command(rank))}
+"""
+
+
+def state_script(unit: str) -> str:
+    return f"systemctl show{_SHOWN} {unit}.service"
+
+
+def parse_states(text: str) -> dict[str, NodeState]:
+    """Return the state of each unit that `systemctl show` describes."""
+    states = {}
+    for block in text.split("\n\n"):
+        shown = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in shown:
+            states[shown["Id"].removesuffix(".service")] = _state(shown)
+    return states
+
+
+def _state(shown: Mapping[str, str]) -> NodeState:
+    active, sub = shown.get("ActiveState", ""), shown.get("SubState", "")
+    if active == "failed" or (active, sub) == ("active", "exited"):
+        ended_itself = shown.get("ExecMainCode") == _EXITED
+        return NodeState("ended", int(shown.get("ExecMainStatus") or 1) if ended_itself else EXIT_FAILURE)
+    return LOST if active == "inactive" else RUNNING
+
+
+def signal_script(unit: str, name: str, *, whole: bool) -> str:
+    """Return the script that signals the launcher, or with `whole` all that the unit runs."""
+    return f"systemctl kill --kill-who={'all' if whole else 'main'} --signal={name} {unit}.service"
+
+
+def remove_script(prefix: str) -> str:
+    """Return the script, for root, that stops the units whose names begin so, and prints their names."""
+    return f"{_remove(prefix)}\nexit 0\n"
+
+
+def _remove(prefix: str) -> str:
+    return f"""for file in {TRANSIENT}/{prefix}*.service; do
+    [ -e "$file" ] || continue
+    unit=${{file##*/}}
+    echo "${{unit%.service}}"
+    systemctl stop "$unit" || true
+    systemctl reset-failed "$unit" 2>/dev/null || true
+    rm -f "{ENVIRONMENT_FOLDER}/${{unit%.service}}.env"
+done"""
+
+
+def inspect_script(python: str) -> str:
+    """Return the script that says whether a node is ready; its input are lines NAME=VALUE, the variables of a launcher."""
+    return f"""[ -d /run/systemd/system ] && command -v systemd-run >/dev/null || echo systemd=no
+[ "$(id -u)" = 0 ] || LC_ALL=C sudo -n true 2>/dev/null || echo sudo=no
+set -- ${{SSH_CONNECTION:-}}
+case "${{3:-}}" in "" | 127.* | ::1) set -- x x $(hostname -I) ;; esac
+echo "address=${{3:-}}"
+said=$(
+    while IFS= read -r line; do export "$line"; done
+    exec {shlex.quote(python)} -c 'import trainer.launch.node' 2>&1
+) || echo "python=$(echo "$said" | tail -n 1)"
+echo
+for file in {TRANSIENT}/{NAME_PREFIX}*.service; do
+    [ -e "$file" ] || continue
+    systemctl show{_SHOWN} "${{file##*/}}"
+    echo
+done
+exit 0
+"""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a node says of itself: `why` it is not ready (empty: it is) and what mends that."""
+
+    address: str
+    """Where other nodes reach it."""
+    units: Mapping[str, NodeState]
+    why: str = ""
+    fix: str = ""
+
+    def running(self) -> Iterator[str]:
+        """Yield the units that run."""
+        return (unit for unit, state in self.units.items() if state == RUNNING)
+
+
+def parse_inspection(text: str, python: str, user: str) -> Inspection:
+    head, _, rest = text.partition("\n\n")
+    said = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
+    why = fix = ""
+    if "systemd" in said:
+        why, fix = "it does not run systemd", "use a machine that boots with systemd, or start the launchers by hand"
+    elif "sudo" in said:
+        why, fix = f"user {user} may not start a unit", f"let {user} use sudo with NOPASSWD"
+    elif "python" in said:
+        why = f"{python} cannot load the trainer: {said['python']}"
+        fix = "install the trainer there, or name its interpreter by --python"
+    return Inspection(said.get("address", ""), parse_states(rest), why, fix)

@@ -1,0 +1,93 @@
+"""What a run has printed: all of it, or that of one rank or launch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launch import backends, runs
+from launch.backends import LogLine
+from launch.supervisor.policy import RestartPolicy, final_decision, launch_of
+from lustrain.problem import UserError, plain, problem
+from trainer.launch import journal
+from trainer.launch.output import parse
+from trainer.storage import ObjectStore
+
+POLL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One printed line. `rank` is None where a launcher or the supervisor printed it, `launch` where it is not known."""
+
+    source: str
+    launch: int | None
+    rank: int | None
+    text: str
+
+    def shown(self) -> str:
+        """Return it for people."""
+        launch = f"launch {self.launch} " if self.launch is not None else ""
+        rank = "" if self.rank is None else f"[{launch}rank {self.rank}] "
+        return f"{f'{self.source}: ' if self.source else ''}{rank}{plain(self.text)}"
+
+
+def entries(lines: Iterable[LogLine], rank: int | None = None, launch: int | None = None) -> Iterator[Entry]:
+    """Yield the lines of one rank or launch, or all; a line without a mark belongs to the launch before it in its log."""
+    current: dict[str, int] = {}
+    for line in lines:
+        marked, of_rank, text = parse(line.text)
+        if marked is not None or line.launch is not None:
+            current[line.source] = marked or line.launch or 0
+        entry = Entry(line.source, current.get(line.source), of_rank, text)
+        if (rank is None or of_rank == rank) and (launch is None or entry.launch == launch):
+            yield entry
+
+
+def read(
+    store: ObjectStore,
+    request: Mapping[str, Any] | None,
+    *,
+    rank: int | None,
+    launch: int | None,
+    follow: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Entry]:
+    """Yield what the run printed, with `follow` until it has ended. UserError where nothing is kept."""
+    name = str((request or {}).get("on"))
+    backend = backends.load(name)
+    if backend is None:
+        why = f"there is no backend {name} here" if request else "it was not started by fab train, which keeps the log"
+        raise UserError(problem("RUN", store.uri, why, fix="look where its ranks print"))
+    job = (runs.read_record(store, runs.SUBMITTED) or {}).get(name)
+    first = True
+
+    def more() -> bool:
+        nonlocal first
+        if not follow:
+            return False
+        if not first:
+            sleep(POLL_S)
+        first = False
+        return not has_ended(store, launch)
+
+    yield from entries(backend.read_log(runs.registered_uri(request, store), job, launch, more), rank, launch)
+
+
+def has_ended(store: ObjectStore, launch: int | None = None) -> bool:
+    """Whether nothing more will be printed: the run, or the launch that is named, has ended."""
+    records = journal.read(store)
+    if launch is not None and any(record["attempt"] == launch and "ended" in record for record in records):
+        return True
+    if not records or "ended" not in records[-1]:
+        return False
+    after = int((runs.read_record(store, journal.REQUEST) or {}).get("after", 0))
+    history = [launch_of(record) for record in records if record["attempt"] > after]
+    stop = "fab stop" if journal.stopped(store) else ""
+    return bool(history) and final_decision(RestartPolicy(), history, time.time(), stop) is not None
+
+
+def as_data(entry: Entry) -> dict[str, Any]:
+    return asdict(entry)
