@@ -138,7 +138,7 @@ class Image:
         return sum(layer.size for layer in self.layers)
 
 
-class Watch(Protocol):
+class BuildObserver(Protocol):
     """It follows a build or a push while it runs; one thread at a time calls it."""
 
     def started(self, name: str) -> None:

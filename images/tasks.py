@@ -115,7 +115,7 @@ def image_scan(flags: ScanFlags) -> TaskResult:
 
     scan.check_threshold(flags.threshold)
     allowed = scan.read_allowed(Path(flags.allow) if flags.allow else scan.ALLOWED)
-    place = scan.Place.of(flags.ref or image_file.read(Path(flags.image_file)).deployable)
+    place = scan.EcrImage.of(flags.ref or image_file.read(Path(flags.image_file)).deployable)
     verdict = scan.gate(place, ecr.client(place.region), allowed, threshold=flags.threshold, say=_aside)
     return TaskResult(scan.lines(verdict), scan.as_json(verdict), verdict.exit_code)
 

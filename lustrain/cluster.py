@@ -90,7 +90,7 @@ class Nodes(Section):
         return self
 
 
-class Reach(Section):
+class Access(Section):
     """This is how to log in."""
 
     via: Literal["ssh", "ssm"]
@@ -103,7 +103,7 @@ class Reach(Section):
     """Format of the SSM target: `{instance_id}`, for HyperPod `sagemaker-cluster:<id>_{group}-{instance_id}`."""
 
 
-class Paid(Section):
+class Capacity(Section):
     """This is how nodes are paid for, and when that ends."""
 
     mode: Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan", "mixed", "owned"]
@@ -139,7 +139,7 @@ class NodeGroup(Section):
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
     """Of the group's nodes in Kubernetes."""
-    capacity: Paid | None = None
+    capacity: Capacity | None = None
     """None: as the whole cluster."""
 
 
@@ -258,7 +258,7 @@ class Cluster(Section):
     region: str | None = None
     zone_id: str | None = None
     nodes: Nodes
-    reach: Reach
+    reach: Access
     groups: Mapping[str, NodeGroup]
     tuning: Tuning = Tuning()
     lustre: FileSystem | None = None
@@ -266,7 +266,7 @@ class Cluster(Section):
     buckets: BucketNames = BucketNames()
     runs_uri: Place
     """`s3://bucket/prefix/` or a folder that every node sees."""
-    capacity: Paid
+    capacity: Capacity
     """Of the workers."""
     slurm: Slurm | None = None
     kubernetes: Kubernetes | None = None

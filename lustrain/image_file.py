@@ -45,7 +45,7 @@ class GitState:
 
 
 @dataclass(frozen=True)
-class Record:
+class ImageRecord:
     """`image.json`: what was built and pushed; the launcher deploys `ref` by `digest` and nothing else."""
 
     ref: str
@@ -89,7 +89,7 @@ class _File(Section):
     inputs: dict[Printable, dict[Printable, Printable]]
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> ImageRecord:
     """Return the record in `path`; UserError with one line a problem, exit code 2."""
     try:
         table = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_constant=_no_number)
@@ -106,7 +106,7 @@ def read(path: Path) -> Record:
     return _record(_checked(table, path.name))
 
 
-def write(path: Path, record: Record) -> None:
+def write(path: Path, record: ImageRecord) -> None:
     """Put `record` in `path`: after a crash there is the old file or the new one.
 
     UserError, exit code 2, for a record that `read` would refuse; exit code 1 where the disk does not take it.
@@ -120,7 +120,7 @@ def write(path: Path, record: Record) -> None:
         ) from None
 
 
-def as_json(record: Record) -> dict[str, Any]:
+def as_json(record: ImageRecord) -> dict[str, Any]:
     """Return the content of the file."""
     git = {"commit": record.git.commit, "dirty": record.git.dirty, "changed": list(record.git.changed)}
     return {
@@ -143,10 +143,10 @@ def _checked(table: Mapping[str, Any], name: str) -> _File:
         raise UserError([f"{name}: {line}" for line in problems_of(error, _File)]) from None
 
 
-def _record(file: _File) -> Record:
+def _record(file: _File) -> ImageRecord:
     git = GitState(file.git.commit, file.git.dirty, tuple(file.git.changed))
     rest = file.model_dump(exclude={"version", "git", "platforms"})
-    return Record(**rest, git=git, platforms=tuple(file.platforms))
+    return ImageRecord(**rest, git=git, platforms=tuple(file.platforms))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Boot(_Part):
     pid1_start: int | None = None
 
 
-class Answer(_Part):
+class AgentResponse(_Part):
     """This is the answer to any command: each fills its own fields, and one that failed may have errors alone.
 
     `agent` is the SHA-256 of the agent that answered. `drain` is a reason for scontrol, `did` what `node-reboot` made of it.
@@ -164,20 +164,20 @@ class NoAnswerError(Exception):
     """A text is not an answer of our agent; the message says why."""
 
 
-def parse(body: Mapping[str, Any]) -> Answer:
+def parse(body: Mapping[str, Any]) -> AgentResponse:
     """Read the answer in a decoded JSON object. NoAnswerError."""
     # Strict mode takes tuples and enums only from JSON itself. A file's name may hold half of a surrogate pair, which pydantic
     # refuses.
     text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        return Answer.model_validate_json(text)
+        return AgentResponse.model_validate_json(text)
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise NoAnswerError("it has too many levels") from None
-        raise NoAnswerError(problems_of(error, Answer)[0].partition("; fix: ")[0]) from None
+        raise NoAnswerError(problems_of(error, AgentResponse)[0].partition("; fix: ")[0]) from None
 
 
-def answer_to(command: str, status: int, sha: str, body: Mapping[str, Any]) -> Answer:
+def response_to(command: str, status: int, sha: str, body: Mapping[str, Any]) -> AgentResponse:
     """Return the answer of the agent with this SHA-256 to `command`, which ended with `status`. NoAnswerError."""
     answer = parse(body)
     agent = answer.agent.sha256 if isinstance(answer.agent, RunningAgent) else answer.agent

@@ -10,7 +10,7 @@ from typing import Any
 from lustrain.flags import number
 from lustrain.problem import UserError
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
-from node_setup.answers import Answer
+from node_setup.answers import AgentResponse
 from node_setup.fleet.agent_call import LEAST_S
 from node_setup.fleet.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
@@ -156,6 +156,6 @@ class _Reboot:
                 return after
 
 
-def _boot(answer: Answer) -> tuple[Any, ...] | None:
+def _boot(answer: AgentResponse) -> tuple[Any, ...] | None:
     """Return what is new with each boot; in a container only when PID 1 began."""
     return (answer.boot.boot_id, answer.boot.pid1_start) if answer.boot else None

@@ -11,7 +11,7 @@ from lustrain.problem import DIFFERS, DONE, FAILED, UNREACHABLE, plain
 from lustrain.status import Status
 from lustrain.tables import table
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, EXIT_REFUSED
-from node_setup.answers import Answer, Check, Finding, Row
+from node_setup.answers import AgentResponse, Check, Finding, Row
 from node_setup.differences import Difference, find_differences
 from node_setup.fleet.faults import NOT_REACHED
 from node_setup.fleet.pool import ANSWERED, Outcome
@@ -21,7 +21,7 @@ _SHOWN = (Status.CHANGE, Status.CHANGED, Status.FAILED, Status.CONFLICT, Status.
 _FINE = (Status.OK, Status.SKIPPED)
 _LONGEST = 160
 _OPT_IN = "opt-in: "
-_NOTHING = Answer(version=1)
+_NOTHING = AgentResponse(version=1)
 
 
 def exit_code(outcomes: Iterable[Outcome], least: int = DONE) -> int:

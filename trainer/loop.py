@@ -22,7 +22,7 @@ from lustrain.problem import UserError
 from trainer import parallel
 from trainer.config import Config
 from trainer.data import order
-from trainer.interrupt import Notice, Watch
+from trainer.interrupt import Notice, NoticeWatcher
 from trainer.launch.watchdog import StepWatchdog
 from trainer.metrics import Sink
 from trainer.parallel.strategy import Strategy
@@ -35,7 +35,7 @@ Record = dict[str, Any]
 """Fields of trainer.metrics.records.StepRecord."""
 
 
-class Ending(Enum):
+class LoopEnd(Enum):
     """Why the loop returned."""
 
     DONE = "all steps are done"
@@ -88,7 +88,7 @@ class Training:
     tensors: Mapping[str, Tensor]
     """What a checkpoint holds of model and optimizer, by name; training updates it in place."""
     scaler: torch.amp.GradScaler
-    watch: Watch
+    watch: NoticeWatcher
     sink: Sink
     generation: int = field(init=False)
     """Of the run's lease; a roll back raises it."""
@@ -122,7 +122,7 @@ class StepReduction:
     digest: float
 
 
-def train(training: Training) -> Ending:
+def train(training: Training) -> LoopEnd:
     """Run until the last step, early stopping, a notice, the loss of the run or a step to roll back from.
 
     On return the newest state is committed, except when the run was lost: then nothing of it may be; and except before a roll
@@ -134,11 +134,11 @@ def train(training: Training) -> Ending:
         training.clock.start_step()
         record, reduced = train_step(training, progress.step + 1)
         if reduced.lost:
-            return Ending.LOST
+            return LoopEnd.LOST
         step_seconds = time.perf_counter() - began
         training.clock.end_step(step_seconds)
         if training.bad_step is not None:
-            return Ending.ROLL_BACK
+            return LoopEnd.ROLL_BACK
         saving.note_step(step_seconds)
         if config.eval.every and progress.step % config.eval.every == 0:
             record |= note_evaluation(training)
@@ -159,9 +159,9 @@ def train(training: Training) -> Ending:
         )
         if noticed:
             saving.save_on_notice(progress.step, pending_notice(training), training.watch.announce)
-            return Ending.NOTICE
+            return LoopEnd.NOTICE
     saving.finish(progress.step)
-    return Ending.EARLY if progress.step < config.train.steps else Ending.DONE
+    return LoopEnd.EARLY if progress.step < config.train.steps else LoopEnd.DONE
 
 
 def train_step(training: Training, step: int) -> tuple[Record, StepReduction]:

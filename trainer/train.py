@@ -15,9 +15,9 @@ from trainer.config import Config
 from trainer.environment import launch_attempt, max_silence_s
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.generation import OwnedRun, begin_generation, roll_back, sinks_of
-from trainer.interrupt import Watch
+from trainer.interrupt import NoticeWatcher
 from trainer.launch.ranks import STACKS
-from trainer.loop import Ending, Training, train, warm_up
+from trainer.loop import LoopEnd, Training, train, warm_up
 from trainer.metrics import Sink
 from trainer.metrics.relay import Relay, rank_name
 from trainer.parallel import World, choose
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
         training, owned = prepare(config, task, cleanup, synchronized_cleanup)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
         signal_when_orphaned(config.interrupt.signal_grace_s)
-        while (ending := train(training)) is Ending.ROLL_BACK:
+        while (end := train(training)) is LoopEnd.ROLL_BACK:
             roll_back(training, owned)
-        return finish(training, ending)
+        return finish(training, end)
 
 
 def prepare(
@@ -79,7 +79,7 @@ def prepare(
     relay = Relay(rank_name(world.rank, launch_attempt()))
     cleanup.callback(relay.close)
     stores: list[ObjectStore] = []
-    watch = Watch(
+    watch = NoticeWatcher(
         config.interrupt,
         rank=world.rank,
         local_rank=world.local_rank,
@@ -116,7 +116,7 @@ def prepare(
     return training, owned
 
 
-def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink) -> Training:
+def build(config: Config, task: Task, world: World, watch: NoticeWatcher, sink: Sink) -> Training:
     """Model, optimizer and scaler on this rank's device, as the seed makes them, ready for a first step."""
     strategy = choose.choose_strategy(config, world)
     model = strategy.build(task)
@@ -144,16 +144,16 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink) ->
     return training
 
 
-def finish(training: Training, ending: Ending) -> int:
+def finish(training: Training, end: LoopEnd) -> int:
     """Say how the attempt ended, and turn it into the exit code; UserError on every rank when one found its data damaged."""
-    if ending is Ending.LOST:
+    if end is LoopEnd.LOST:
         raise training.saving.lost() or LostRunError("a newer job owns this run; see rank 0's message")
     training.saving.run_on_all_ranks("end/data", training.task.check)
-    code = EXIT_REQUEUE if ending is Ending.NOTICE else EXIT_DONE
+    code = EXIT_REQUEUE if end is LoopEnd.NOTICE else EXIT_DONE
     if training.world.rank == 0:
         saved = training.saving.committed_step
         noticed = training.saving.noticed
-        detail = f"{noticed.summary}; {noticed.advice}" if noticed else ending.value
+        detail = f"{noticed.summary}; {noticed.advice}" if noticed else end.value
         fields = {"step": training.progress.step, "saved_step": saved, "exit_code": code, "detail": detail}
         training.sink.event("stopped", fields)
     return code

@@ -10,7 +10,7 @@ from images.flags import LOCAL
 from images.model import Built
 from images.plan import changes
 from lustrain import image_file
-from lustrain.image_file import GitState, Record
+from lustrain.image_file import GitState, ImageRecord
 from lustrain.tables import table
 
 VERSION = 1
@@ -57,7 +57,7 @@ def build_lines(result: BuildResult, file: str) -> list[str]:
     return [*lines, f"in the engine as {result.prepared.ref}{push}"]
 
 
-def record_lines(record: Record, file: str) -> list[str]:
+def record_lines(record: ImageRecord, file: str) -> list[str]:
     return [f"pushed {record.ref}", f"{file}: {record.deployable}, content {record.content[:19]}…"]
 
 

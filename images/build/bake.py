@@ -22,7 +22,7 @@ from images.build import engine
 from images.build.failure import failure
 from images.build.output import read_lines
 from images.build.steps import Steps
-from images.model import Built, Context, Output, Plan, Watch
+from images.model import BuildObserver, Built, Context, Output, Plan
 from images.plan.references import parse
 from images.registry import tags
 from images.registry.client import connect
@@ -63,7 +63,7 @@ class Bake:
             fix = f'set {{"features": {{"containerd-snapshotter": true}}}} in daemon.json, or {own}'
             raise UserError(f"buildx: this engine's image store cannot {needed}; fix: {fix}")
 
-    def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
+    def build(self, plan: Plan, context: Context, target: str, output: Output, watch: BuildObserver) -> Built:
         """Build one stage of the plan's Dockerfile. UserError with the failed step's last lines where it fails."""
         steps, began = Steps(watch), time.monotonic()
         bases = [plan.arguments[name] for name in ("BASE_IMAGE", "TOOLS_IMAGE") if plan.arguments.get(name)]
@@ -96,7 +96,7 @@ class Bake:
         return Built(steps.ended(), round(time.monotonic() - began, 3), digest, image_id)
 
     def _run(
-        self, words: list[str], folder: Path, login: Mapping[str, str], steps: Steps, watch: Watch
+        self, words: list[str], folder: Path, login: Mapping[str, str], steps: Steps, watch: BuildObserver
     ) -> tuple[int, list[str]]:
         """Run buildx, in a process group that has ended when this does; its progress goes to `steps`.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from images.build import engine
 from images.build.bake import Bake
 from images.build.failure import BuildError
-from images.model import Built, Context, Output, Plan, Step, Watch
+from images.model import BuildObserver, Built, Context, Output, Plan, Step
 from images.plan import versions
 from lustrain.backoff import pause_s
 from lustrain.problem import FAILED, UserError
@@ -23,7 +23,9 @@ _TRIES = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0
 
 
-def build(plan: Plan, context: Context, bake: Bake, *, output: Output, verify: bool = True, watch: Watch) -> Built:
+def build(
+    plan: Plan, context: Context, bake: Bake, *, output: Output, verify: bool = True, watch: BuildObserver
+) -> Built:
     """Build the plan's target, unless its `-verify` stage fails; the answer has the steps of both.
 
     UserError, before anything is built, where there is no engine that can build it, buildx cannot do what the plan asks, or
@@ -52,7 +54,7 @@ def check_room(target: str, facts: engine.Engine, environment: Mapping[str, str]
         raise UserError(f"the engine's disk at {facts.root} has {amounts}; fix: {fix}", FAILED)
 
 
-def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
+def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output, watch: BuildObserver) -> Built:
     """Build one target; the answer has the steps of every try.
 
     Build it again where that may help, as after a push that broke off: what the registry has got is not sent twice.

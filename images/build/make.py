@@ -12,13 +12,13 @@ from images.build import builder
 from images.build.bake import Bake
 from images.check import content
 from images.flags import BuildFlags, ImageFlags
-from images.model import Built, Context, Image, Output, Plan, Watch
+from images.model import BuildObserver, Built, Context, Image, Output, Plan
 from images.plan import changes, context, git_state, plan, versions
 from images.plan.versions import Versions
 from images.registry import read
 from images.registry.client import connect
 from lustrain import deployed, image_file
-from lustrain.image_file import GitState, Record
+from lustrain.image_file import GitState, ImageRecord
 from lustrain.problem import UserError, problem
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class BuildResult:
 
     prepared: PreparedBuild
     built: Built
-    record: Record | None = None
+    record: ImageRecord | None = None
 
 
 def resolve_repository(flags: ImageFlags) -> ImageFlags:
@@ -88,7 +88,7 @@ def prepare(flags: ImageFlags, *, root: Path = ROOT, pushing: bool = False) -> I
 
 
 def build(
-    flags: BuildFlags, watch: Watch, environment: Mapping[str, str] | None = None, *, root: Path = ROOT
+    flags: BuildFlags, watch: BuildObserver, environment: Mapping[str, str] | None = None, *, root: Path = ROOT
 ) -> BuildResult:
     """Build and check the image. With `push` it gets a tag that no other image has, and the record is written.
 
@@ -115,10 +115,10 @@ def _check_inputs(prepared: PreparedBuild, image: Image) -> None:
         raise UserError(problem("image", prepared.ref, why, fix="the flags that it was built with, or build it again"))
 
 
-def _record_push(prepared: PreparedBuild, digest: str, file: Path) -> Record:
+def _record_push(prepared: PreparedBuild, digest: str, file: Path) -> ImageRecord:
     image = read.image(connect(prepared.ref), f"{prepared.plan.repository}@{digest}", prepared.plan.platform)
     _check_inputs(prepared, image)
-    record = Record(
+    record = ImageRecord(
         ref=prepared.ref,
         digest=digest,
         target=prepared.plan.target,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Base64Bytes, BaseModel
 
-from images.model import Step, Watch
+from images.model import BuildObserver, Step
 from lustrain.problem import plain
 
 LAST_LINES = 12
@@ -57,7 +57,7 @@ class Update(BaseModel):
 class Steps:
     """These are the steps of one build, from its messages; `watch` is called as each begins and ends."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: BuildObserver) -> None:
         self._watch = watch
         self._vertexes: dict[str, Vertex] = {}
         # BuildKit runs some vertexes in several goes, each with times of its own.

@@ -13,7 +13,7 @@ from typing import Any
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
 from images.registry.client import Registry
 from images.registry.read import RegistryImage, find
-from lustrain.image_file import Record
+from lustrain.image_file import ImageRecord
 from lustrain.leaks import secrets_of
 from lustrain.problem import UNREACHABLE, USAGE, UserError
 from lustrain.progress import BYTES, amount_text
@@ -57,7 +57,7 @@ def verify(
     registry: Registry,
     ref: str,
     *,
-    record: Record | None = None,
+    record: ImageRecord | None = None,
     oldest_days: int = 90,
     budgets: Mapping[str, int] | None = None,
     now: datetime | None = None,
@@ -112,14 +112,14 @@ def as_json(report: Report) -> dict[str, Any]:
     return {"version": VERSION, "exit": report.exit_code, **asdict(report)}
 
 
-def _digest(digest: str, record: Record | None) -> Row:
+def _digest(digest: str, record: ImageRecord | None) -> Row:
     if record and record.digest != digest:
         what = f"{digest}, but image.json has {record.digest}: the tag names a different image now"
         return Row("digest", FAILED, what, f"deploy {record.deployable}, or push again")
     return Row("digest", OK, digest + (", as in image.json" if record else ""))
 
 
-def _platforms(present: Sequence[str], record: Record | None) -> Row:
+def _platforms(present: Sequence[str], record: ImageRecord | None) -> Row:
     if missing := [name for name in (record.platforms if record else ()) if name not in present]:
         return Row("platforms", FAILED, f"{', '.join(present)}; {', '.join(missing)} of image.json missing", REBUILD)
     return Row("platforms", OK, ", ".join(present))

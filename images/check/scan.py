@@ -59,7 +59,7 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class EcrImage:
     """An image in ECR."""
 
     account: str
@@ -68,7 +68,7 @@ class Place:
     digest: str
 
     @classmethod
-    def of(cls, ref: str) -> Place:
+    def of(cls, ref: str) -> EcrImage:
         """Read `<account>.dkr.ecr.<region>.amazonaws.com/<repository>[:tag]@sha256:…`; UserError for anything else."""
         named = references.parse(ref)
         region = ecr.region_of(named.registry)
@@ -193,7 +193,7 @@ def _rank(severity: str) -> int:
 
 
 def gate(
-    place: Place,
+    place: EcrImage,
     client: Any,
     allowed: Sequence[Allowed],
     *,
@@ -225,7 +225,7 @@ class _Scan:
     pages: Sequence[Mapping[str, Any]] = ()
 
 
-def _wait(place: Place, client: Any, say: Callable[[str], None]) -> _Scan:
+def _wait(place: EcrImage, client: Any, say: Callable[[str], None]) -> _Scan:
     start, next_line = time.monotonic(), 0.0
     while True:
         scan = _read(place, client)
@@ -238,7 +238,7 @@ def _wait(place: Place, client: Any, say: Callable[[str], None]) -> _Scan:
         time.sleep(min(_PAUSE_S * random.uniform(0.8, 1.2), limit - waited))
 
 
-def _read(place: Place, client: Any) -> _Scan:
+def _read(place: EcrImage, client: Any) -> _Scan:
     try:
         pages = list(
             client.get_paginator("describe_image_scan_findings").paginate(

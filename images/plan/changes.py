@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lustrain.image_file import Record
+from lustrain.image_file import ImageRecord
 
 LAYERS = ("base", "tools", "system", "init", "torch", "linker", "app", "shell", "code", "image")
 """They stand in the order of the Dockerfile; `image` is settings (user, entry point) and the check, no layer."""
@@ -29,7 +29,7 @@ class Rebuild:
     """It is unpacked again in the same way: pulled only where something else comes out."""
 
 
-def reasons(old: Record | None, inputs: Mapping[str, Mapping[str, str]]) -> list[Rebuild]:
+def reasons(old: ImageRecord | None, inputs: Mapping[str, Mapping[str, str]]) -> list[Rebuild]:
     """Return the layers to be made again, in the Dockerfile's order; none where nothing changed, all without an `old` image."""
     rebuilds = []
     for layer in sorted(inputs, key=lambda layer: (LAYERS.index(layer) if layer in LAYERS else len(LAYERS), layer)):

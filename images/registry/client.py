@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from images.plan.references import Reference, is_digest, parse
 from images.registry.credentials import Credentials, for_registry
-from images.registry.http import Answer, Transport
+from images.registry.http import Response, Transport
 from lustrain.problem import FAILED, UserError, problem
 
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -70,7 +70,7 @@ class Registry:
         path, headers = f"manifests/{reference.wanted}", {"Content-Type": media_type}
         self.transport.ask("PUT", reference, path, headers=headers, body=body, good=(200, 201))
 
-    def _get_manifest(self, reference: Reference, good: tuple[int, ...] = (200,)) -> Answer:
+    def _get_manifest(self, reference: Reference, good: tuple[int, ...] = (200,)) -> Response:
         path, headers = f"manifests/{reference.wanted}", {"Accept": ACCEPTED}
         return self.transport.ask("GET", reference, path, headers=headers, good=good)
 
@@ -102,7 +102,7 @@ def _reference(ref: str | Reference) -> Reference:
     return parse(ref) if isinstance(ref, str) else ref
 
 
-def _checked(reference: Reference, answer: Answer) -> Manifest:
+def _checked(reference: Reference, answer: Response) -> Manifest:
     expected = reference.digest or answer.headers.get("Docker-Content-Digest", "")
     digest = digest_like(answer.body, expected)
     if is_digest(expected) and expected != digest:

@@ -49,7 +49,7 @@ _HUB_HOST = "registry-1.docker.io"
 _CERTIFICATES = Path("/etc/docker/certs.d")
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An answer of a registry, with its whole body."""
 
     status: int
@@ -81,7 +81,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         good: tuple[int, ...] = (200,),
-    ) -> Answer:
+    ) -> Response:
         """Return the answer to a request for a `path` in the reference's repository, with one of the `good` statuses."""
         path, tried, tries = f"/v2/{reference.repository}/{path}", 0, TRIES
         while tried < tries:
@@ -104,7 +104,9 @@ class Transport:
                 self._wait(tried, pause, why)
         raise self._error(f"no usable answer to {method} {path} in {tried} tries: {why}", GO_ON, UNREACHABLE)
 
-    def _try(self, method: str, reference: Reference, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
+    def _try(
+        self, method: str, reference: Reference, path: str, headers: dict[str, str], body: bytes | None
+    ) -> Response:
         try:
             with self._authorized(method, path, f"{reference.repository} {method}", headers, body) as response:
                 content = response.raw.read(LONGEST + 1, decode_content=True)
@@ -114,7 +116,7 @@ class Transport:
             raise UserError(problem("registry", self.host, "not an address")) from None
         if len(content) > LONGEST:
             raise self._error(f"{path} is longer than {LONGEST} bytes")
-        return Answer(response.status_code, response.headers, content)
+        return Response(response.status_code, response.headers, content)
 
     def _broken(self, error: Exception, cause: BaseException, reference: Reference) -> str:
         """Return why there is no answer; UserError where no second try helps."""
@@ -213,7 +215,7 @@ class Transport:
             who = f"the credentials of user {self.credentials.username!r}"
         return refusal("registry", self.host, answer, reference, who)
 
-    def _words(self, answer: Answer) -> str:
+    def _words(self, answer: Response) -> str:
         """Return the status and the registry's own words, https://distribution.github.io/distribution/spec/api/#errors"""
         try:
             errors = json.loads(answer.body)["errors"]

@@ -10,9 +10,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.clock import now
+from infra.components.auto_scaling import AutoScalingNodeGroup, FoundImage, Reservation, look_up, refusal
 from infra.components.eks import EksCluster, NodeAddons
 from infra.components.foundation import Foundation
-from infra.components.gang import FoundImage, Gang, Reservation, look_up, refusal
 from infra.components.hyperpod import HyperPod
 from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
@@ -20,7 +20,7 @@ from infra.config import ClusterSpec, Group, parse
 from infra.plan.nodes.eks import KARPENTER_ROLE
 from infra.plan.nodes.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.nodes.user_data import user_data
-from infra.plan.outputs import Made, cluster
+from infra.plan.outputs import DeployedIds, cluster
 from infra.plan.place import Place
 from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown
@@ -90,9 +90,9 @@ def current_place() -> Place:
 def build(plan: Plan) -> dict[str, Any]:
     """Declare every resource of the plan; of the outputs, `cluster` is the contract (lustrain/cluster.py)."""
     # All images are looked up before anything is declared: a refusal then leaves nothing half-made.
-    images = {gang.group: look_up(gang.group, gang.image) for gang in plan.gangs}
+    images = {node_group.group: look_up(node_group.group, node_group.image) for node_group in plan.node_groups}
     base = Foundation(plan)
-    nodes = _hyperpod(plan, base) if plan.spec.hyperpod else _gangs(plan, base, images)
+    nodes = _hyperpod(plan, base) if plan.spec.hyperpod else _node_groups(plan, base, images)
     watch = Observability(
         plan.spec.name,
         plan.observability,
@@ -118,7 +118,7 @@ def build(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in outputs.items() if value is not None}
 
 
-def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
+def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
     spec = plan.spec
     reserved = {entry.group: Reservation(f"{spec.name}-{entry.group}", entry) for entry in plan.reservations}
     later = {
@@ -129,13 +129,13 @@ def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> No
         "queue_url": base.channel.queue_url,
     }
     made = []
-    for planned, group in zip(plan.gangs, spec.workers, strict=True):
+    for planned, group in zip(plan.node_groups, spec.workers, strict=True):
 
         def script(known: Mapping[str, str], group: Group = group) -> str:
             return user_data(spec, plan.place, group, **known)
 
         reservation = reserved.get(group.name)
-        gang = Gang(
+        node_group = AutoScalingNodeGroup(
             planned.name,
             planned,
             image=images[planned.group],
@@ -146,7 +146,7 @@ def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> No
             reservation_id=reservation.reservation_id if reservation else None,
             depends_on=base.ready,
         )
-        made.append(gang.auto_scaling_group)
+        made.append(node_group.auto_scaling_group)
     return Nodes(auto_scaling_groups=made, reservations=[item.reservation_id for item in reserved.values()])
 
 
@@ -219,6 +219,6 @@ def _cluster(plan: Plan, base: Foundation, nodes: Nodes, watch: Observability) -
 
     def described(made: Mapping[str, Any]) -> dict[str, Any]:
         groups = tuple(made["auto_scaling_groups"])
-        return to_json(cluster(plan, Made(**{**made, "auto_scaling_groups": groups})))
+        return to_json(cluster(plan, DeployedIds(**{**made, "auto_scaling_groups": groups})))
 
     return pulumi.Output.all(**values).apply(described)

@@ -16,7 +16,7 @@ from infra.catalog.prices import HOURS_A_MONTH, Price, price
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.plan.network.endpoints import interface_services
 from infra.plan.network.vpc import has_nat
-from infra.plan.nodes.gang import ROOT_IOPS, ROOT_MB_S
+from infra.plan.nodes.auto_scaling import ROOT_IOPS, ROOT_MB_S
 from infra.plan.stack import Plan
 from infra.plan.storage.home import HomePlan
 from infra.plan.storage.lustre import LustrePlan

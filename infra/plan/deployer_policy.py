@@ -63,7 +63,7 @@ def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
     statements = [*_look(spec), *_ec2(spec, place), *_iam(spec, place), *_s3(spec, place), *_fsx(spec, place)]
     statements += [*_signals(spec, place), *_named(spec, place), *_keys(spec, place)]
     if spec.backend == "ec2":
-        statements += _gang(spec, place)
+        statements += _node_group(spec, place)
     else:
         statements += _hyperpod(spec, place)
     return document([*statements, *_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements)
@@ -280,7 +280,7 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         yield allow("VolumeKeys", made if spec.hyperpod else [*made, *tried], keys)
 
 
-def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+def _node_group(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     arns = [place.arn("ec2", f"{kind}/*") for kind in LAUNCH]
     # One that another account shares has that account in its ARN.
     named = {group.capacity.reservation for group in spec.groups if group.capacity.reservation}

@@ -9,7 +9,7 @@ from infra.config import ClusterSpec
 from infra.plan.nodes.document import file_system, node_group
 from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
-from lustrain.cluster import BucketNames, Cluster, HomeSystem, Kubernetes, Nodes, Paid, Reach, Slurm
+from lustrain.cluster import Access, BucketNames, Capacity, Cluster, HomeSystem, Kubernetes, Nodes, Slurm
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes
@@ -17,7 +17,7 @@ HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 
 
 @dataclass(frozen=True)
-class Made:
+class DeployedIds:
     """Ids and names that exist only after the deployment; empty or None where the spec asks for no such thing."""
 
     auto_scaling_groups: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Made:
     repository: str | None = None
 
 
-def cluster(plan: Plan, made: Made) -> Cluster:
+def cluster(plan: Plan, made: DeployedIds) -> Cluster:
     """Return the contract that `pulumi stack output cluster --json` prints."""
     spec = plan.spec
     return Cluster(
@@ -48,7 +48,7 @@ def cluster(plan: Plan, made: Made) -> Cluster:
             hyperpod_cluster=made.hyperpod_name,
             kubernetes_label=HYPERPOD_NODES if made.eks_name else None,
         ),
-        reach=Reach(
+        reach=Access(
             via="ssm",
             user=spec.access.user,
             ssm_target=ssm_target(made.hyperpod_id) if made.hyperpod_id else "{instance_id}",
@@ -59,7 +59,7 @@ def cluster(plan: Plan, made: Made) -> Cluster:
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=plan.runs_uri,
-        capacity=_paid(spec),
+        capacity=_capacity(spec),
         slurm=_slurm(spec),
         kubernetes=_kubernetes(plan, made),
         image_repository=made.repository,
@@ -76,7 +76,7 @@ def _slurm(spec: ClusterSpec) -> Slurm | None:
     return Slurm(controller_group=next((group.name for group in spec.groups if group.role == "controller"), None))
 
 
-def _kubernetes(plan: Plan, made: Made) -> Kubernetes | None:
+def _kubernetes(plan: Plan, made: DeployedIds) -> Kubernetes | None:
     """Name the context that `aws eks update-kubeconfig` makes.
 
     https://docs.aws.amazon.com/cli/latest/reference/eks/update-kubeconfig.html
@@ -84,6 +84,6 @@ def _kubernetes(plan: Plan, made: Made) -> Kubernetes | None:
     return Kubernetes(context=plan.place.arn("eks", f"cluster/{made.eks_name}")) if made.eks_name else None
 
 
-def _paid(spec: ClusterSpec) -> Paid:
+def _capacity(spec: ClusterSpec) -> Capacity:
     modes = {group.capacity.mode for group in spec.workers}
-    return Paid(mode=modes.pop() if len(modes) == 1 else "mixed", ends_at=spec.ends_at)
+    return Capacity(mode=modes.pop() if len(modes) == 1 else "mixed", ends_at=spec.ends_at)

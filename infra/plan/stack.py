@@ -10,10 +10,10 @@ from infra.clock import now
 from infra.config import ClusterSpec
 from infra.plan.network.security import Rule, rules
 from infra.plan.network.vpc import NetworkPlan, network
+from infra.plan.nodes.auto_scaling import NodeGroupPlan, node_groups
 from infra.plan.nodes.bundle import Bundle, bundle
 from infra.plan.nodes.capacity import ReservationPlan, reservations
 from infra.plan.nodes.eks import EksPlan, eks_plan
-from infra.plan.nodes.gang import GangPlan, gangs
 from infra.plan.place import BucketNames, Place, bucket_names, runs_uri, tags
 from infra.plan.roles import RolePlan, roles
 from infra.plan.storage.associations import AssociationPlan, associations
@@ -30,8 +30,8 @@ from infra.plan.watch.observability import ObservabilityPlan, observability
 class Plan:
     """A part is made when it is first read, so that a part can be read while another one cannot be planned.
 
-    UserError where AWS could not make a part (network, gangs, bundle); preflight reports those mistakes before. A part that
-    the spec does not ask for is None or empty.
+    UserError where AWS could not make a part (network, node groups, bundle); preflight reports those mistakes before. A part
+    that the spec does not ask for is None or empty.
     """
 
     spec: ClusterSpec
@@ -88,9 +88,9 @@ class Plan:
         return repository(self.spec)
 
     @cached_property
-    def gangs(self) -> tuple[GangPlan, ...]:
+    def node_groups(self) -> tuple[NodeGroupPlan, ...]:
         """Of the `ec2` backend."""
-        return () if self.spec.hyperpod else gangs(self.spec, self.place, self.now)
+        return () if self.spec.hyperpod else node_groups(self.spec, self.place, self.now)
 
     @cached_property
     def reservations(self) -> tuple[ReservationPlan, ...]:

@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from infra.plan.network.security import WORLD
-from infra.plan.nodes.gang import HOP_LIMIT
+from infra.plan.nodes.auto_scaling import HOP_LIMIT
 from infra.plan.place import COST_TAG
 from infra.policy.declared import UNKNOWN, Resource, allowed, any_resource, is_true, is_unknown, parsed, tables, texts
 

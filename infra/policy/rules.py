@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from infra.plan.nodes.gang import HOP_LIMIT
+from infra.plan.nodes.auto_scaling import HOP_LIMIT
 from infra.plan.place import COST_TAG
 from infra.policy import checks, relations
 from infra.policy.declared import Resource

@@ -204,7 +204,7 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
     if key == "volume_kms_key" and spec.hyperpod:
         return Change(path, Effect.IMPOSSIBLE, message, "", "add a group with the other key, then remove this one")
     if spec.backend == "ec2":
-        fix = "let the job save, then end the old machines: the gang comes back whole with the new template"
+        fix = "let the job save, then end the old machines: the group comes back whole with the new template"
         return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the old launch template", "", fix)
     return Change(
         path,
@@ -247,7 +247,7 @@ def _is_ahead(moment: datetime | None, now: datetime | None) -> bool:
 
 
 def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
-    """EC2's nodes learn the end at their first boot; a gang on a block is emptied by a schedule that follows at once."""
+    """EC2's nodes learn the end at their first boot; a group on a block is emptied by a schedule that follows at once."""
     ends = (item.capacity.ends_at for item in (before, after))
     was, will_be = (end.isoformat() if end else "no known end" for end in ends)
     message = f"{was} becomes {will_be}"
@@ -358,7 +358,7 @@ def _boot(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield what nodes learn at their boot only, by user data or the bundle."""
     for key in ("network.proxy", "boot.on_configured"):
         if _at(old, key) != _at(new, key):
-            fix = "let the job save, then replace the nodes one after the other or the gang as a whole"
+            fix = "let the job save, then replace the nodes one after the other or the group as a whole"
             yield Change(key, Effect.NEW_NODES, "running machines keep what they had", "", fix)
 
 

@@ -13,7 +13,7 @@ from lustrain.cluster import NodeGroup
 from node_setup.allreduce.nccl_tests import PROGRAM, Verdict, by_mpirun, by_srun, floor
 from node_setup.allreduce.programs import UNNAMED, Programs, find, libraries, missing_program
 from node_setup.allreduce.search import Measurement, measure
-from node_setup.answers import Answer
+from node_setup.answers import AgentResponse
 from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.pool import Outcome
@@ -73,7 +73,7 @@ def all_reduce(
     return reductions
 
 
-def busy(answer: Answer) -> str:
+def busy(answer: AgentResponse) -> str:
     """Return why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
     jobs = answer.jobs
     if jobs is None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from node_setup.answers import Answer
+from node_setup.answers import AgentResponse
 from node_setup.fleet.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.protocol import Traffic
@@ -34,7 +34,7 @@ class Outcome:
     why: str = ""
     fix: str = ""
     status: int | None = None
-    answer: Answer | None = None
+    answer: AgentResponse | None = None
     log: tuple[str, ...] = ()
     seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)

@@ -14,7 +14,7 @@ from typing import Any
 from lustrain.problem import plain
 from node_setup.agent.model import EXIT_OTHER_AGENT
 from node_setup.agent.owned import AGENT
-from node_setup.answers import Answer, NoAnswerError, answer_to
+from node_setup.answers import AgentResponse, NoAnswerError, response_to
 from node_setup.fleet.faults import DISK, NO_ANSWER, PYTHON, SUDO, TIMEOUT, Fault
 from node_setup.fleet.session import Completed, Session
 
@@ -51,7 +51,7 @@ class Response:
     """This is what the agent sent back: its exit status (`agent.model`), its answer, its log."""
 
     status: int
-    answer: Answer
+    answer: AgentResponse
     log: tuple[str, ...] = ()
 
 
@@ -154,7 +154,7 @@ def _response(completed: Completed, request: Request, agent: Agent) -> Response:
             "run it on the node by hand",
         )
     try:
-        checked = answer_to(request.command, completed.status, agent.sha, record)
+        checked = response_to(request.command, completed.status, agent.sha, record)
     except NoAnswerError as error:
         fix = f"run it on the node by hand: {request.python} {agent.path} {request.command}"
         raise Fault(NO_ANSWER, f"its output is not an answer of the agent: {plain(str(error)[:300])}", fix) from None

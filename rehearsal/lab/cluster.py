@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lustrain.cluster import Cluster, FileSystem, NodeGroup, Nodes, Paid, Reach, Stripe, Tuning
+from lustrain.cluster import Access, Capacity, Cluster, FileSystem, NodeGroup, Nodes, Stripe, Tuning
 from rehearsal.lab.hardware import KINDS
 from rehearsal.lab.nodes import Lab
 
@@ -38,10 +38,10 @@ def cluster_of(lab: Lab, settings: Mapping[str, str] | None = None) -> Cluster:
         name="lab",
         backend="machines",
         nodes=Nodes(addresses=tuple(node.address for node in lab.nodes)),
-        reach=Reach(via="ssh", user="root", key=lab.key),
+        reach=Access(via="ssh", user="root", key=lab.key),
         groups={GROUP: group},
         tuning=Tuning(settings=dict(settings or {})),
         lustre=lustre if kind.lustre else None,
         runs_uri=f"{MOUNT}/runs",
-        capacity=Paid(mode="owned"),
+        capacity=Capacity(mode="owned"),
     )

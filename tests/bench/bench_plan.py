@@ -19,13 +19,13 @@ from infra.plan.deployer_policy import deployer_policy
 from infra.plan.network.endpoints import endpoints
 from infra.plan.network.security import rules
 from infra.plan.network.vpc import addresses_needed, cidr_problems, network
+from infra.plan.nodes.auto_scaling import node_groups
 from infra.plan.nodes.bundle import bundle
 from infra.plan.nodes.capacity import capacity_problems, reservations
 from infra.plan.nodes.eks import eks_plan, helm_commands
-from infra.plan.nodes.gang import gangs
 from infra.plan.nodes.hyperpod import Mount, Refs, desired_state
 from infra.plan.nodes.user_data import user_data
-from infra.plan.outputs import Made, cluster
+from infra.plan.outputs import DeployedIds, cluster
 from infra.plan.place import Place
 from infra.plan.roles import roles
 from infra.plan.stack import Plan
@@ -220,7 +220,9 @@ def plan(wanted: ClusterSpec) -> list[object]:
     ]
 
 
-MADE = Made(auto_scaling_groups=("train",), lustre={"id": "fs-1", "dns_name": LUSTRE_DNS, "mount_name": "abcd1234"})
+MADE = DeployedIds(
+    auto_scaling_groups=("train",), lustre={"id": "fs-1", "dns_name": LUSTRE_DNS, "mount_name": "abcd1234"}
+)
 
 
 def nodes_of(wanted: ClusterSpec) -> list[object]:
@@ -235,7 +237,7 @@ def nodes_of(wanted: ClusterSpec) -> list[object]:
             )
             for group in wanted.workers
         ]
-        return [reservations(wanted), gangs(wanted, PLACE, now()), scripts]
+        return [reservations(wanted), node_groups(wanted, PLACE, now()), scripts]
     mount = Mount(LUSTRE_DNS, "abcd1234", "/fsx")
     refs = Refs("role", "subnet", ["sg"], "s3://bucket/lifecycle", lustre=mount, eks_cluster_arn="eks")
     kubernetes = [eks_plan(wanted, PLACE), helm_commands(wanted, PLACE)] if wanted.backend == "hyperpod-eks" else []

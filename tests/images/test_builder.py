@@ -21,7 +21,7 @@ from images.build.engine import facts
 from images.build.failure import BuildError, failure
 from images.build.progress import Live
 from images.build.steps import Steps
-from images.model import Built, Context, Output, Plan, Step, Watch
+from images.model import BuildObserver, Built, Context, Output, Plan, Step
 from lustrain.problem import UserError
 from rehearsal.lab.containers.base import base_tar
 from rehearsal.lab.containers.engine import Engine
@@ -115,7 +115,7 @@ class Noting(Bake):
         if plan.attestations:
             raise UserError("no; fix: do not")
 
-    def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
+    def build(self, plan: Plan, context: Context, target: str, output: Output, watch: BuildObserver) -> Built:
         self.asked.append((target, output, plan.no_cache))
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, BuildError):

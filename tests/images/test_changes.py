@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images.plan import changes
-from lustrain.image_file import GitState, Record
+from lustrain.image_file import GitState, ImageRecord
 
 DIGEST = "sha256:" + "0" * 64
 Inputs = dict[str, dict[str, str]]
@@ -33,8 +33,8 @@ layered = st.dictionaries(
 )
 
 
-def record(inputs: Inputs) -> Record:
-    return Record("r/n:t", DIGEST, "cpu", ("linux/amd64",), {}, GitState(None, dirty=False), DIGEST, inputs)
+def record(inputs: Inputs) -> ImageRecord:
+    return ImageRecord("r/n:t", DIGEST, "cpu", ("linux/amd64",), {}, GitState(None, dirty=False), DIGEST, inputs)
 
 
 def edited(edits: Mapping[str, Mapping[str, str]]) -> Inputs:

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain import image_file
-from lustrain.image_file import GitState, Record
+from lustrain.image_file import GitState, ImageRecord
 from lustrain.problem import UserError
 
 DIGEST = "sha256:" + "0f" * 32
-RECORD = Record(
+RECORD = ImageRecord(
     ref="127.0.0.1:5000/team/trainer:cpu-torch2.13.0-py311-g0123456789ab",
     digest=DIGEST,
     target="cpu",
@@ -34,7 +34,7 @@ any_text = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
 platforms = st.sampled_from(["linux/amd64", "linux/arm64", "linux/arm64/v8"])
 commits = st.none() | hexadecimal | hexadecimal.map(lambda text: text[:40])
 records = st.builds(
-    Record,
+    ImageRecord,
     ref=st.from_regex(r"[a-z][a-z.]*(:[0-9]{1,5})?(/[a-z]+){1,3}:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", fullmatch=True),
     digest=digests,
     target=st.sampled_from(["cpu", "cuda", "gaudi"]),
@@ -66,7 +66,7 @@ def refusal(path: Path) -> list[str]:
 
 @pytest.mark.slow
 @given(record=records)
-def test_any_record_comes_back_as_it_was(record: Record, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_record_comes_back_as_it_was(record: ImageRecord, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("record") / "image.json"
     image_file.write(path, record)
     assert image_file.read(path) == record

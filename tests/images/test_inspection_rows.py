@@ -13,7 +13,7 @@ import pytest
 
 from images.check.inspection import FAILED, OK, WARNING, Report, as_json, lines, verify
 from images.registry.client import OCI_MANIFEST
-from lustrain.image_file import GitState, Record
+from lustrain.image_file import GitState, ImageRecord
 from tests.images.shelf import OCI_TAR, Shelf, attestation, config_of, digest_of, entry
 
 LAYERS = [b"sh", b"code"]
@@ -39,10 +39,10 @@ def shelf() -> Shelf:
     return Shelf()
 
 
-def record(digest: str) -> Record:
+def record(digest: str) -> ImageRecord:
     inputs = {"base": {"image": "x"}, "code": {"trainer/a.py": "1"}}
     git = GitState(COMMIT, dirty=False)
-    return Record(Shelf.ref, digest, "cpu", ("linux/amd64",), VERSIONS, git, digest_of(b"c"), inputs)
+    return ImageRecord(Shelf.ref, digest, "cpu", ("linux/amd64",), VERSIONS, git, digest_of(b"c"), inputs)
 
 
 def checked(shelf: Shelf, **more: Any) -> Report:

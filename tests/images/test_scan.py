@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images.check import scan
-from images.check.scan import SEVERITIES, Allowed, Finding, Place, Verdict
+from images.check.scan import SEVERITIES, Allowed, EcrImage, Finding, Verdict
 from images.registry import ecr
 from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)
 DIGEST = "sha256:" + "ab" * 32
-PLACE = Place("123456789012", "us-east-1", "lustrain/trainer", DIGEST)
+PLACE = EcrImage("123456789012", "us-east-1", "lustrain/trainer", DIGEST)
 ASKED = {
     "registryId": PLACE.account,
     "repositoryName": PLACE.repository,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from images.check import scan
-from images.check.scan import Allowed, Place
+from images.check.scan import Allowed, EcrImage
 from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)
@@ -72,7 +72,7 @@ def test_an_entry_without_a_reason_or_a_day_or_a_list_of_another_form_is_an_erro
     ],
 )
 def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> None:
-    assert Place.of(ref) == Place("123456789012", region, "a/b", DIGEST)
+    assert EcrImage.of(ref) == EcrImage("123456789012", region, "a/b", DIGEST)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +86,5 @@ def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> Non
 )
 def test_an_image_elsewhere_or_by_tag_is_refused(ref: str) -> None:
     with pytest.raises(UserError, match=r"^image = ") as caught:
-        Place.of(ref)
+        EcrImage.of(ref)
     assert caught.value.exit_code == 2

@@ -11,8 +11,8 @@ import pytest
 from infra.catalog.instances import instance
 from infra.clock import now
 from infra.local.aws import LocalAws
+from infra.plan.nodes.auto_scaling import node_groups
 from infra.plan.nodes.capacity import SPOT_STRATEGY
-from infra.plan.nodes.gang import gangs
 from infra.plan.nodes.nics import nics
 from tests.infra.local_network import Network, client, refusal
 from tests.infra.specs import AWS, spec_of
@@ -443,7 +443,7 @@ def test_subnet_of_running_instance_cannot_be_deleted(aws: LocalAws) -> None:
 def test_only_documented_parameters_name_an_image(aws: LocalAws) -> None:
     ssm = client(aws, "ssm")
     for kind in ("p5.48xlarge", "g5g.16xlarge", "trn1.32xlarge", "c7g.16xlarge"):
-        (node_group,) = gangs(spec_of(kind=kind), AWS, now())
+        (node_group,) = node_groups(spec_of(kind=kind), AWS, now())
         first = ssm.get_parameter(Name=node_group.image.parameter)["Parameter"]["Value"]
         assert first.startswith("ami-")
         assert ssm.get_parameter(Name=node_group.image.parameter)["Parameter"]["Value"] == first

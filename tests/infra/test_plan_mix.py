@@ -11,9 +11,9 @@ from infra.catalog.prices import price
 from infra.config import ClusterSpec
 from infra.plan.cost import cost
 from infra.plan.nodes.alike import differences
+from infra.plan.nodes.auto_scaling import node_groups
 from infra.plan.nodes.capacity import Market, Mix
-from infra.plan.nodes.gang import gangs
-from infra.plan.outputs import Made, cluster
+from infra.plan.outputs import DeployedIds, cluster
 from infra.plan.stack import Plan
 from infra.plan.summary import summary
 from infra.preflight.change import Effect
@@ -40,26 +40,26 @@ def test_group_of_two_types_passes_preflight() -> None:
 
 
 def test_template_of_a_mixed_group_asks_for_no_spot() -> None:
-    (gang,) = gangs(two_types(**{BASE: 2}), AT, NOW)
-    assert (gang.market, gang.mix) == (Market(), Mix(("g6.12xlarge", "g5.12xlarge"), 2))
-    (plain,) = gangs(spec_of(SPOT, {}), AT, NOW)
+    (node_group,) = node_groups(two_types(**{BASE: 2}), AT, NOW)
+    assert (node_group.market, node_group.mix) == (Market(), Mix(("g6.12xlarge", "g5.12xlarge"), 2))
+    (plain,) = node_groups(spec_of(SPOT, {}), AT, NOW)
     assert (plain.market.type, plain.mix) == ("spot", None)
 
 
 def test_base_alone_makes_a_mixed_group_of_one_type() -> None:
-    (gang,) = gangs(spec_of(SPOT, {BASE: 1}), AT, NOW)
-    assert gang.mix == Mix(("g6e.48xlarge",), 1)
-    assert (gang.market.type, gang.market.own_placement_group) == (None, True)
+    (node_group,) = node_groups(spec_of(SPOT, {BASE: 1}), AT, NOW)
+    assert node_group.mix == Mix(("g6e.48xlarge",), 1)
+    assert (node_group.market.type, node_group.market.own_placement_group) == (None, True)
 
 
 def test_cluster_names_the_other_types_of_a_group() -> None:
-    groups = cluster(Plan(two_types(), AT), Made(("asg",))).groups
+    groups = cluster(Plan(two_types(), AT), DeployedIds(("asg",))).groups
     assert (groups["train"].type, groups["train"].other_types, groups["train"].gpus) == (
         "g6.12xlarge",
         ("g5.12xlarge",),
         4,
     )
-    assert cluster(Plan(spec_of(SPOT, {}), AT), Made(("asg",))).groups["train"].other_types is None
+    assert cluster(Plan(spec_of(SPOT, {}), AT), DeployedIds(("asg",))).groups["train"].other_types is None
 
 
 def test_summary_names_all_types_and_the_base() -> None:
@@ -244,7 +244,7 @@ def test_types_are_described_by_hand_all_or_none(by_hand: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_node_of_each_type_is_judged_by_its_own_drives(kind: str) -> None:
-    document = node_document(cluster(Plan(two_types(), AT), Made(("asg",))))
+    document = node_document(cluster(Plan(two_types(), AT), DeployedIds(("asg",))))
     want = expected_hardware({"instance": {"type": kind}}, Request(document, "train"))
     assert (want.other, want.nvme) == (False, snapshot().types[kind].nvme_count)
     assert len({snapshot().types[each].nvme_count for each in TYPES}) == 2

@@ -16,14 +16,14 @@ from infra.config import ClusterSpec
 from infra.config import parse as parse_spec
 from infra.local.engine import PROGRAM
 from infra.plan.nodes.bundle import DOCUMENT, bundle
-from infra.plan.outputs import Made, cluster
+from infra.plan.outputs import DeployedIds, cluster
 from infra.plan.place import Place, bucket_names
 from infra.plan.stack import Plan
 from infra.plan.storage.repository import url
 from infra.plan.teardown import empty, first_steps, teardown, unprotect
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
-from lustrain.cluster import Cluster, Kubernetes, Paid, Slurm, Taint, node_document, parse, to_json
+from lustrain.cluster import Capacity, Cluster, Kubernetes, Slurm, Taint, node_document, parse, to_json
 from lustrain.problem import UserError
 from tests.infra.edits import GONE, spec_of
 from tests.infra.stacks import EXAMPLES, example
@@ -43,13 +43,13 @@ NODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_the_contract_survives_json(stack: str) -> None:
     spec = example(stack)
-    told = cluster(Plan(spec, PLACE), Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
+    told = cluster(Plan(spec, PLACE), DeployedIds(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
     assert parse(json.loads(json.dumps(to_json(told)))) == told
     assert set(told.groups) == {group.name for group in spec.groups}
     assert (told.lustre is None) == (spec.storage.lustre is None)
     assert told.capacity.ends_at == spec.ends_at
     assert {name: group.capacity for name, group in told.groups.items()} == {
-        group.name: Paid(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in spec.groups
+        group.name: Capacity(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in spec.groups
     }
 
 
@@ -70,7 +70,7 @@ def test_launchers_hear_of_slurm_and_kubernetes_what_the_spec_knows() -> None:
 def through_pulumi(stack: str, **edits: Any) -> Cluster:
     """The stack's cluster as `pulumi stack output` prints it: the engine knows no whole numbers, and none in `4800.0`."""
     spec = spec_of(stack, edits)
-    told = to_json(cluster(Plan(spec, PLACE), Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend])))
+    told = to_json(cluster(Plan(spec, PLACE), DeployedIds(lustre=LUSTRE, home=HOME, **NODES[spec.backend])))
 
     def as_printed(value: Any) -> Any:
         if isinstance(value, dict):

@@ -22,8 +22,8 @@ def test_a_gang_on_ec2_lies_in_the_subnet_of_its_zone_and_is_told_it() -> None:
     made = declared(SPOT, **ZONE)
     zones = {name: one["availabilityZoneId"] for name, one in made.of("aws:ec2/subnet:Subnet").items()}
     (there,) = [name for name, zone in zones.items() if zone == "use1-az2"]
-    (gang,) = made.of("aws:autoscaling/group:Group").values()
-    assert gang["vpcZoneIdentifiers"] == [f"{there}-id"]
+    (node_group,) = made.of("aws:autoscaling/group:Group").values()
+    assert node_group["vpcZoneIdentifiers"] == [f"{there}-id"]
     (lustre,) = made.of("aws:fsx/lustreFileSystem:LustreFileSystem").values()
     assert f"{there}-id" not in lustre["subnetIds"]
 
@@ -31,8 +31,8 @@ def test_a_gang_on_ec2_lies_in_the_subnet_of_its_zone_and_is_told_it() -> None:
 @pytest.mark.slow
 def test_a_gang_in_a_zone_of_an_existing_network_lies_in_the_subnet_that_is_named_for_it() -> None:
     there = {**EXISTING, "zone_subnet_ids": {"use1-az2": "subnet-0fedcba9876543210"}}
-    (gang,) = declared(SPOT, **ZONE, **{"network.existing": there}).of("aws:autoscaling/group:Group").values()
-    assert gang["vpcZoneIdentifiers"] == ["subnet-0fedcba9876543210"]
+    (node_group,) = declared(SPOT, **ZONE, **{"network.existing": there}).of("aws:autoscaling/group:Group").values()
+    assert node_group["vpcZoneIdentifiers"] == ["subnet-0fedcba9876543210"]
 
 
 @pytest.mark.slow

@@ -57,8 +57,8 @@ def test_the_cluster_output_reads_back_and_names_what_is_there(lives: Lives, sta
         assert (system["Lifecycle"], *mount) == ("AVAILABLE", cluster.lustre.dns_name, cluster.lustre.mount_name)
     if names := list(cluster.nodes.auto_scaling_groups):
         asked = {"AutoScalingGroupNames": names}
-        (gang,) = live.client("autoscaling").describe_auto_scaling_groups(**asked)["AutoScalingGroups"]
-        assert gang["DesiredCapacity"] == cluster.groups["train"].count
+        (node_group,) = live.client("autoscaling").describe_auto_scaling_groups(**asked)["AutoScalingGroups"]
+        assert node_group["DesiredCapacity"] == cluster.groups["train"].count
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)

@@ -15,8 +15,16 @@ import pytest
 from infra.local.metadata import LocalMetadata
 from tests.processes import wait_until
 from trainer.config import InterruptConfig
-from trainer.interrupt import Notice, Watch
-from trainer.interrupt.metadata import LIFECYCLE_PATH, SPOT_PATH, TOKEN_PATH, Answer, Metadata, endpoint, spot_deadline
+from trainer.interrupt import Notice, NoticeWatcher
+from trainer.interrupt.metadata import (
+    LIFECYCLE_PATH,
+    SPOT_PATH,
+    TOKEN_PATH,
+    Metadata,
+    Response,
+    endpoint,
+    spot_deadline,
+)
 from trainer.interrupt.signals import SignalFlag
 
 HOUR = 3600.0
@@ -120,7 +128,7 @@ def test_a_spot_notice_is_seen_with_its_time(imds: LocalMetadata) -> None:
 def test_the_time_remaining_is_the_services_or_without_its_date_the_local_clocks_within_two_minutes(
     local_off_s: float, server_time: float | None, expected: float
 ) -> None:
-    assert spot_deadline(IN_90_S, Answer(200, "", NOW, server_time), STARTED + local_off_s) == NOW + expected
+    assert spot_deadline(IN_90_S, Response(200, "", NOW, server_time), STARTED + local_off_s) == NOW + expected
 
 
 @pytest.mark.parametrize(("when", "deadline"), [("shortly", None), (IN_90_S, NOW + 90)])
@@ -283,7 +291,7 @@ def three_polls(polls: threading.Semaphore) -> None:
         assert polls.acquire(timeout=300)
 
 
-def wait_for(watch: Watch) -> Notice:
+def wait_for(watch: NoticeWatcher) -> Notice:
     wait_until(watch.notice)
     notice = watch.notice()
     assert notice is not None
@@ -293,7 +301,7 @@ def wait_for(watch: Watch) -> Notice:
 def test_the_watch_sees_a_notice_within_a_poll_or_two(imds: LocalMetadata) -> None:
     events: list[Any] = []
     config = InterruptConfig(metadata=True, poll_s=0.05)
-    with Watch(config, environ=imds.environment, on_event=lambda kind, fields: events.append(kind)) as watch:
+    with NoticeWatcher(config, environ=imds.environment, on_event=lambda kind, fields: events.append(kind)) as watch:
         assert watch.notice() is None
         began = time.monotonic()
         imds.spot_notice(in_s=60)
@@ -309,7 +317,7 @@ def test_the_watch_sees_a_notice_within_a_poll_or_two(imds: LocalMetadata) -> No
 def test_a_stop_file_without_a_deadline_gives_way_to_a_spot_notice_with_one(imds: LocalMetadata, tmp_path: Any) -> None:
     stop = tmp_path / "STOP"
     config = InterruptConfig(metadata=True, poll_s=0.02, stop_uri=str(stop))
-    with Watch(config, environ=imds.environment) as watch:
+    with NoticeWatcher(config, environ=imds.environment) as watch:
         stop.touch()
         first = wait_for(watch)
         assert first.source == "stop-file"
@@ -324,16 +332,16 @@ def test_only_local_rank_0_asks_the_service_and_only_rank_0_looks_for_the_stop_f
     (tmp_path / "STOP").touch()
     imds.spot_notice()
     config = InterruptConfig(metadata=True, poll_s=0.01, stop_uri=str(tmp_path / "STOP"))
-    with Watch(config, rank=9, local_rank=1, environ=imds.environment) as watch:
+    with NoticeWatcher(config, rank=9, local_rank=1, environ=imds.environment) as watch:
         three_polls(polls)
         assert watch.notice() is None
     assert not imds.requests
-    with Watch(config, rank=8, local_rank=0, environ=imds.environment) as watch:
+    with NoticeWatcher(config, rank=8, local_rank=0, environ=imds.environment) as watch:
         notice = wait_for(watch)
     assert notice.source == "spot"
 
 
 def test_without_the_option_no_service_is_asked(imds: LocalMetadata, polls: threading.Semaphore) -> None:
-    with Watch(InterruptConfig(poll_s=0.01), environ=imds.environment):
+    with NoticeWatcher(InterruptConfig(poll_s=0.01), environ=imds.environment):
         three_polls(polls)
     assert not imds.requests

@@ -17,7 +17,7 @@ from lustrain.problem import UserError
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
 from trainer.config import InterruptConfig, parse_time
-from trainer.interrupt import Notice, Watch, config_problems
+from trainer.interrupt import Notice, NoticeWatcher, config_problems
 from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.notice import nearer
 from trainer.interrupt.outage import MOST_WARNINGS
@@ -71,7 +71,7 @@ def test_rank_0_tells_of_a_notice_once_as_soon_as_it_is_there(tmp_path: Path, ra
     seen, on_event = events()
     stop = tmp_path / "stop"
     config = InterruptConfig(stop_uri=str(stop), poll_s=0.001)
-    with Watch(config, rank=rank, on_event=on_event) as watch:
+    with NoticeWatcher(config, rank=rank, on_event=on_event) as watch:
         stop.touch()
         wait_until(lambda: seen or rank)
         watch.announce(Notice("signal", "SIGTERM", None).fields())
@@ -91,7 +91,7 @@ def test_a_notice_names_the_node_and_when_it_ends() -> None:
 
 def test_each_node_that_aws_takes_away_is_announced_once_and_other_notices_once_in_all() -> None:
     seen, on_event = events()
-    watch = Watch(InterruptConfig(), on_event=on_event)
+    watch = NoticeWatcher(InterruptConfig(), on_event=on_event)
     spot = Notice("spot", "terminate", None, "i-0").fields()
     known = [Notice("signal", "SIGTERM", None).fields(), Notice("signal", "SIGUSR1", None).fields()]
     for notice in [*known, {**spot, "host": "a"}, {**spot, "host": "b"}, {**spot, "host": "a"}]:
@@ -133,7 +133,7 @@ def test_a_deadline_that_the_config_takes_can_be_watched(text: str) -> None:
         config = InterruptConfig(deadline=text)
     except ValidationError:
         return
-    Watch(config).close()
+    NoticeWatcher(config).close()
 
 
 TOO_LONG = "is too long to be looked up; allowed: 255 bytes between two '/'"
@@ -159,7 +159,7 @@ def test_a_stop_uri_that_can_never_be_looked_up_is_a_config_problem(uri: str, wh
 def test_all_problems_come_at_once() -> None:
     config = InterruptConfig(stop_uri="s3://bucket", metadata=True)
     with pytest.raises(UserError) as caught:
-        Watch(config, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": "somewhere"})
+        NoticeWatcher(config, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": "somewhere"})
     assert [line.split(" = ")[0] for line in caught.value.problems] == [
         "interrupt.stop_uri",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT",

@@ -17,7 +17,7 @@ from trainer.interrupt.signals import SignalFlag
 HEAD = """
 import os, select, signal, sys, time
 from trainer.config import InterruptConfig
-from trainer.interrupt import Watch
+from trainer.interrupt import NoticeWatcher
 
 def say(*words):
     print(*words, flush=True)
@@ -53,7 +53,7 @@ def line(process: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_becomes_a_notice_with_the_configured_grace(sent: signal.Signals) -> None:
     body = """
-watch = Watch(InterruptConfig(poll_s=0.05, signal_grace_s=77.0))
+watch = NoticeWatcher(InterruptConfig(poll_s=0.05, signal_grace_s=77.0))
 watch.start()
 began = time.monotonic()
 say("ready")
@@ -69,7 +69,7 @@ say(notice.source, notice.detail, began + 77 <= notice.deadline <= time.monotoni
 @pytest.mark.slow
 def test_a_second_sigterm_during_the_save_neither_kills_nor_changes_the_notice() -> None:
     body = """
-watch = Watch(InterruptConfig(poll_s=0.05))
+watch = NoticeWatcher(InterruptConfig(poll_s=0.05))
 watch.start()
 say("ready")
 first = wait_for_notice(watch)
@@ -94,7 +94,7 @@ watch.close()
 def test_closing_restores_the_previous_handlers() -> None:
     body = """
 signal.signal(signal.SIGUSR1, lambda number, frame: say("the previous handler"))
-with Watch(InterruptConfig(poll_s=0.05)) as watch:
+with NoticeWatcher(InterruptConfig(poll_s=0.05)) as watch:
     os.kill(os.getpid(), signal.SIGUSR1)
     say("ready")
     assert watch.notice() is not None
@@ -114,7 +114,7 @@ def test_the_grace_counts_from_the_arrival_even_if_the_main_thread_is_deep_in_na
     body = """
 import ctypes, threading
 libc = ctypes.CDLL(None)
-watch = Watch(
+watch = NoticeWatcher(
     InterruptConfig(poll_s=3600.0, signal_grace_s=100.0),
     on_event=lambda kind, fields: say("heard", fields["detail"].partition(":")[0]),
 )
@@ -157,7 +157,7 @@ threading.excepthook = lambda what: say("a thread ended:", what.exc_value)
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
-with Watch(InterruptConfig()) as watch:
+with NoticeWatcher(InterruptConfig()) as watch:
     say("ready")
     say(wait_for_notice(watch).detail)
 """

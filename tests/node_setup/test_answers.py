@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lustrain.problem import FAILED
 from node_setup import report
-from node_setup.answers import NoAnswerError, answer_to
+from node_setup.answers import NoAnswerError, response_to
 from node_setup.differences import find_differences
 from node_setup.fleet.agent_call import AgentCall
 from node_setup.fleet.faults import NO_ANSWER, Fault
@@ -54,7 +54,7 @@ def levels(depth: int) -> bytes:
     ],
 )
 def test_what_our_agent_says_is_an_answer(command: str, status: int, result: dict[str, Any]) -> None:
-    assert answer_to(command, status, SHA, result).to_json() == result
+    assert response_to(command, status, SHA, result).to_json() == result
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ PARTS = ["rows", "errors", "lint", "results", "reboot", "unplanned", "boot", "re
 def test_every_accepted_answer_can_be_reported(command: str, status: int, parts: dict[str, Any]) -> None:
     base = {"facts": FACTS, "plan": FINE, "verify": VERIFIED}[command]
     try:
-        answer = answer_to(command, status, SHA, {**base, **parts})
+        answer = response_to(command, status, SHA, {**base, **parts})
     except NoAnswerError:
         return
     outcomes = [Outcome(Node("n1", "n1"), ANSWERED, status=status, answer=answer)]

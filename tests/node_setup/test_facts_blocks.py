@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node_setup.agent.facts.devices import blocks
-from node_setup.agent.facts.scene import read_scene
+from node_setup.agent.facts.reading import start_reading
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 from tests.conftest import require
@@ -34,7 +34,7 @@ def found(root: Path, files: dict[str, str]) -> dict[str, Any]:
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(content)
-    return blocks.collect(read_scene(Host(str(root)), Wanted()))
+    return blocks.collect(start_reading(Host(str(root)), Wanted()))
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_disk_of_zeros_is_blank_and_unreadable_one_unknown(disk: Path) -> None:
     assert contents(disk) == (None, True)
     disk.unlink()
     assert contents(disk) == (None, None)
-    scene = read_scene(Host(str(disk.parents[1])), Wanted())
-    blocks.collect(scene)
-    assert [one["where"] for one in scene.errors] == ["blocks.nvme1n1"]
+    reading = start_reading(Host(str(disk.parents[1])), Wanted())
+    blocks.collect(reading)
+    assert [one["where"] for one in reading.errors] == ["blocks.nvme1n1"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
-from node_setup.agent.facts import collect, metadata, scene, services
+from node_setup.agent.facts import collect, metadata, reading, services
 from node_setup.agent.facts.devices import gpu
-from node_setup.agent.facts.scene import Scene, run_side_by_side
+from node_setup.agent.facts.reading import MachineReading, run_side_by_side
 from node_setup.agent.facts.schema import NodeFacts
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
@@ -306,7 +306,7 @@ def test_lustre_mounted_on_demand_is_mounted_before_reading(tmp_path: Path) -> N
 
 
 def test_a_section_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(services, "collect", lambda scene: 1 / 0)
+    monkeypatch.setattr(services, "collect", lambda reading: 1 / 0)
     found = planted(tmp_path, "cpu", wanted=WANTED)
     assert (found["services"], found["sysctl"]) == (None, {"vm.max_map_count": "65530"})
     assert found["errors"] == [{"where": "services", "why": "ZeroDivisionError: division by zero"}]
@@ -314,8 +314,8 @@ def test_a_section_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch
 
 def test_endless_call_costs_no_other_call_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter([0.0, 0.0, 75.0])
-    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    seen = Scene(Host(str(tmp_path)), Wanted())
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    seen = MachineReading(Host(str(tmp_path)), Wanted())
     found = run_side_by_side(seen, {"a": lambda: 7, "lustre": threading.Event().wait}, 75.0)
     assert found == {"a": 7, "lustre": None}
     assert seen.errors == [{"where": "lustre", "why": "did not end within 75 s"}]

@@ -15,7 +15,7 @@ import pytest
 
 from infra.local.metadata import LocalMetadata
 from node_setup.agent.facts import instance, metadata
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 
@@ -30,7 +30,7 @@ NOW = 1768978843.0
 
 
 def asked(root: Path) -> dict[str, Any]:
-    return metadata.collect(Scene(Host(str(root)), Wanted()))
+    return metadata.collect(MachineReading(Host(str(root)), Wanted()))
 
 
 def notice(root: Path) -> Any:
@@ -42,8 +42,8 @@ def notice(root: Path) -> Any:
 def test_a_quiet_instance_tells_who_it_is_and_announces_nothing(imds: LocalMetadata, tmp_path: Path) -> None:
     found = asked(tmp_path)
     assert found["metadata"] == {"reachable": True, "notice": None, "error": None}
-    scene = Scene(Host(str(tmp_path)), Wanted())
-    assert instance.collect(scene, found["_imds"]) == {
+    reading = MachineReading(Host(str(tmp_path)), Wanted())
+    assert instance.collect(reading, found["_imds"]) == {
         "instance": {
             "type": "p5.48xlarge",
             "id": "i-0123456789abcdef0",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_setup.agent.facts import clock, environment, instance, jobs, kernel, lustre, machine, scene, services
+from node_setup.agent.facts import clock, environment, instance, jobs, kernel, lustre, machine, reading, services
 from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Done
@@ -81,7 +81,7 @@ UNITS = ("chronyd.service", "slurmd.service", "nvidia-persistenced.service")
 RUNNING = {"load": "loaded", "active": "active", "enabled": "enabled", "result": "success"}
 SPACED = (
     "/dev/sda1 /mnt/my\\040data ext4 rw,noatime 0 0\n",
-    scene.Mount("/dev/sda1", "/mnt/my data", "ext4", ("rw", "noatime")),
+    reading.Mount("/dev/sda1", "/mnt/my data", "ext4", ("rw", "noatime")),
 )
 SMI, HL_SMI, NETS_V = (recorded(name) for name in ("nvidia_smi_query.csv", "hl_smi.csv", "lnetctl_net_show_v.txt"))
 
@@ -181,8 +181,8 @@ RULED: list[tuple[Parse, str, Any]] = [
     (machine.count_of, "0", 1),
     (machine.count_of, "", None),
     (machine.count_of, "all", None),
-    (scene.start_ticks, "1 (a) b (c)) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 2531 17 3", 2531),
-    (at(scene.parse_mounts, 0), *SPACED),
+    (reading.start_ticks, "1 (a) b (c)) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 2531 17 3", 2531),
+    (at(reading.parse_mounts, 0), *SPACED),
     (environment.parse_unit, UNIT, [(2, "NCCL_DEBUG", "WARN"), (2, "FI_PROVIDER", "efa tcp"), (2, "OMP_NUM_THREADS", "8")]),
     (environment.parse_prologs, PROLOGS, ["/opt/a.sh", "/opt/b.sh"]),
     *((environment.parse_environment_files, f"EnvironmentFile={name}", found) for name, found in [
@@ -232,7 +232,7 @@ def test_interface_of_own_address_precedes_the_default_route(own: str, wanted: s
         "hostname": own,
     }
     node.programs = {(program,): Done(0, f"{out}\n", "") for program, out in said.items()}
-    found = lustre.collect(scene.Scene(build(tmp_path, node), Wanted()))
+    found = lustre.collect(reading.MachineReading(build(tmp_path, node), Wanted()))
     assert found["lustre"]["interface"] == wanted
 
 
@@ -250,9 +250,9 @@ def test_slurm_steps_are_one_job_and_slurmd_is_none() -> None:
         "slurmstepd: [77.extern]",
         "/usr/sbin/slurmstepd infinity",
     )
-    running = [scene.Process(pid, "slurmstepd", (title,), pid) for pid, title in enumerate(titles)]
+    running = [reading.Process(pid, "slurmstepd", (title,), pid) for pid, title in enumerate(titles)]
     trainers = [("python3", "-m", "trainer", word, "run.toml") for word in ("train", "plot")]
-    running += [scene.Process(pid, "python3", command, pid) for pid, command in enumerate(trainers, 5)]
+    running += [reading.Process(pid, "python3", command, pid) for pid, command in enumerate(trainers, 5)]
     assert [(one["kind"], one["id"]) for one in jobs.jobs_of(running)] == [
         ("slurm", "77"),
         ("slurm", "123"),
@@ -301,7 +301,7 @@ def test_a_node_of_hyperpod_is_found_by_its_address_or_its_id(
 
 ANY_TEXT: dict[str, Parse] = {
     **{f"{parse.__module__}.{parse.__name__}": parse for parse in (
-        scene.parse_mounts, scene.parse_modules, scene.start_ticks, blocks.parse_mountinfo, machine.parse_os_release,
+        reading.parse_mounts, reading.parse_modules, reading.start_ticks, blocks.parse_mountinfo, machine.parse_os_release,
         machine.parse_cmdline, machine.bracketed_choice, machine.count_of, machine.parse_meminfo, kernel.parse_sysctl_file,
         kernel.parse_modprobe_file, kernel.parse_limits, kernel.parse_limit_file, services.parse_versionlock,
         clock.parse_tracking, lustre.parse_parameters, lustre.parse_nets, lustre.parse_peers, lustre.parse_udsp,
@@ -309,7 +309,7 @@ ANY_TEXT: dict[str, Parse] = {
         gpu.parse_nvlinks, gpu.parse_nvlink_errors, gpu.parse_xids, environment.parse_shell, environment.parse_unit,
         environment.parse_prologs,
     )},
-    "modalias": partial(scene.parse_modalias, "slot"),
+    "modalias": partial(reading.parse_modalias, "slot"),
     "units": partial(services.parse_services, ("a.service", "b.service")),
     "dpkg": DPKG_OF,
     "ip addr": lambda text: lustre.own_interface(text, text),

@@ -56,7 +56,7 @@ def look(cluster: Cluster, tmp_path: Path, **more: Any) -> Inventory:
 
 
 @pytest.fixture
-def gang(aws: LocalAws) -> Callable[..., Any]:
+def scaling_group(aws: LocalAws) -> Callable[..., Any]:
     """An Auto Scaling group whose instances carry the group's tag, as `pulumi up` makes it."""
     network, scaling = Network(aws), client(aws, "autoscaling")
 
@@ -79,8 +79,8 @@ def gang(aws: LocalAws) -> Callable[..., Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("asking_it")
-def test_instances_of_a_gang_come_and_go_between_two_runs(aws: LocalAws, gang: Any, tmp_path: Path) -> None:
-    scaling = gang("come-and-go", 3)
+def test_instances_come_and_go_between_two_runs(aws: LocalAws, scaling_group: Any, tmp_path: Path) -> None:
+    scaling = scaling_group("come-and-go", 3)
     cluster = in_aws(nodes={"auto_scaling_groups": ["come-and-go"]})
     first = look(cluster, tmp_path)
     assert [(one.group, one.instance_type) for one in first.nodes] == [("train", "g6e.8xlarge")] * 3

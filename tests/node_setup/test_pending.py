@@ -9,7 +9,7 @@ import pytest
 
 from node_setup.agent import owned
 from node_setup.agent.facts.files import collect
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.kinds import pending as kind
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Remove, Request, Run, Step, Write
@@ -28,7 +28,7 @@ def step(*actions: Write | Put | Run | Remove, part: str = PERSISTED) -> Step:
 
 
 def facts_of(host: BareHost) -> Facts:
-    return collect(Scene(host, Wanted()))
+    return collect(MachineReading(host, Wanted()))
 
 
 @pytest.mark.parametrize(

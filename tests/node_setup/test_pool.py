@@ -20,13 +20,13 @@ from node_setup.fleet.pool import ANSWERED, Concurrency, Outcome, run
 from node_setup.fleet.protocol import Traffic
 from node_setup.fleet.transport import Connections, Deadline
 
-Answer = Callable[[Node], int]
+AgentResponse = Callable[[Node], int]
 
 
 class Fleet:
     """Nodes by name whose answer is an exit status; it keeps when each began and ended. There is no connection."""
 
-    def __init__(self, count: int, answer: Answer, seconds: float = 0.0) -> None:
+    def __init__(self, count: int, answer: AgentResponse, seconds: float = 0.0) -> None:
         self.nodes = [Node(f"n{number:02d}", "-") for number in range(count)]
         self.connections = Connections(KnownHosts("/nowhere/known"))
         self.began: list[str] = []
@@ -50,7 +50,7 @@ class Fleet:
         return run(self.nodes, self, self.connections, concurrency, told)
 
 
-def failing(*numbers: int) -> Answer:
+def failing(*numbers: int) -> AgentResponse:
     return lambda node: int(int(node.name[1:]) in numbers)
 
 

@@ -12,7 +12,7 @@ from tests.checkpoint.stores import Asking
 from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.config import InterruptConfig
-from trainer.interrupt import Watch
+from trainer.interrupt import NoticeWatcher
 from trainer.metrics import RunLog
 
 
@@ -48,7 +48,7 @@ def test_a_defect_of_the_lease_watcher_is_raised_where_the_loop_asks(tmp_path: P
 
 def test_a_defect_of_the_notice_watcher_is_raised_where_the_loop_asks(met: threading.Event) -> None:
     config = InterruptConfig(deadline="2100-01-01T00:00:00Z", poll_s=0.001)
-    with Watch(config, wall_clock=broken(met)) as watch:
+    with NoticeWatcher(config, wall_clock=broken(met)) as watch:
         assert met.wait(300)
     with pytest.raises(Defect):
         watch.notice()

@@ -17,7 +17,7 @@ from lustrain.schema import TOML, problems_of
 from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.config import Config, InterruptConfig
-from trainer.interrupt import Watch
+from trainer.interrupt import NoticeWatcher
 from trainer.metrics import RunLog
 from trainer.storage import open_store
 from trainer.tasks import problems_in
@@ -156,7 +156,7 @@ def test_threads_wait_at_the_bounds_and_end_at_once(tmp_path: Path, upper: bool)
     log = RunLog(store, 1, at["metrics.flush_s"])
     log.event("started", {})
     fence = Fence(Lease.take(store, "me"), at["checkpoint.lease_poll_s"], log.event)
-    with Watch(InterruptConfig(poll_s=at["interrupt.poll_s"])) as watch:
+    with NoticeWatcher(InterruptConfig(poll_s=at["interrupt.poll_s"])) as watch:
         assert watch.notice() is None
     fence.close()
     log.close()

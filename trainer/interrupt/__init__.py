@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from trainer.interrupt.notice import Notice
-from trainer.interrupt.watch import Watch, config_problems
+from trainer.interrupt.watch import NoticeWatcher, config_problems
 
-__all__ = ["Notice", "Watch", "config_problems"]
+__all__ = ["Notice", "NoticeWatcher", "config_problems"]

@@ -49,7 +49,7 @@ LONGEST_BODY = 4096
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """One HTTP answer; `sent` is the monotonic time of the request, `server_time` the Date header in Unix seconds."""
 
     status: int
@@ -85,7 +85,7 @@ def endpoint_problems(environ: Mapping[str, str]) -> Sequence[str]:
     return problems
 
 
-def spot_deadline(action_time: str, answer: Answer, local_time: float) -> float | None:
+def spot_deadline(action_time: str, answer: Response, local_time: float) -> float | None:
     """Return the monotonic seconds of the announced time, never later than it; None when the time cannot be read.
 
     The announcement and the Date header come from the same clock, so their difference is right however wrong the
@@ -189,7 +189,7 @@ class Metadata:
             return None
         return Notice("autoscaling", "target lifecycle state is Terminated", None, self._instance())
 
-    def _get(self, path: str) -> Answer | None:
+    def _get(self, path: str) -> Response | None:
         """Request an item; None where it does not exist. A token that the service no longer accepts is renewed once."""
         for _ in range(2):
             answer = self._request("GET", path, {"X-aws-ec2-metadata-token": self._live_token()})
@@ -224,7 +224,7 @@ class Metadata:
             return ""
         return "; other answers arrive, so the hop limit is too low for containers: set HttpPutResponseHopLimit to 2"
 
-    def _request(self, method: str, path: str, headers: dict[str, str]) -> Answer:
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> Response:
         parts = urlsplit(self._endpoint)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
         sent = self._monotonic()
@@ -237,7 +237,7 @@ class Metadata:
             raise MetadataSilentError(f"{self._endpoint}{path} does not answer: {reason}") from error
         finally:
             connection.close()
-        return Answer(response.status, body, sent, _unix(response.getheader("Date")))
+        return Response(response.status, body, sent, _unix(response.getheader("Date")))
 
 
 def _unix(date: str | None) -> float | None:

@@ -31,7 +31,7 @@ def config_problems(config: InterruptConfig, environ: Mapping[str, str] = os.env
     return problems
 
 
-class Watch:
+class NoticeWatcher:
     """Looks at every configured source every `poll_s` seconds from one daemon thread, and answers `notice()` at once.
 
     Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
@@ -117,7 +117,7 @@ class Watch:
             self._thread.join(LONGEST_JOIN_S)
         self._signals.close()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> NoticeWatcher:
         self.start()
         return self
 

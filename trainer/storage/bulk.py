@@ -20,7 +20,7 @@ from botocore.exceptions import (
 )
 
 from lustrain.backoff import pause_s
-from trainer.storage.s3_errors import Place, of_boto, of_short
+from trainer.storage.s3_errors import ErrorContext, of_boto, of_short
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -43,12 +43,12 @@ class SourceEndedError(Exception):
 
 
 class Bulk(Protocol):
-    """Both calls retry a bounded number of times and then raise a StorageError that names `place`."""
+    """Both calls retry a bounded number of times and then raise a StorageError that names `context`."""
 
-    def upload(self, key: str, path: str, size: int, crc64nvme: int, place: Place) -> None:
+    def upload(self, key: str, path: str, size: int, crc64nvme: int, context: ErrorContext) -> None:
         """Store `size` > 0 bytes of the file; a failure leaves no unfinished upload behind."""
 
-    def download(self, key: str, view: memoryview, offset: int, place: Place) -> None:
+    def download(self, key: str, view: memoryview, offset: int, context: ErrorContext) -> None:
         """Fill `view`, of at least one byte, with the object's bytes from `offset` on."""
 
 
@@ -59,12 +59,12 @@ class BotoBulk:
         self._client = client
         self._bucket = bucket
 
-    def upload(self, key: str, path: str, size: int, crc64nvme: int, place: Place) -> None:
+    def upload(self, key: str, path: str, size: int, crc64nvme: int, context: ErrorContext) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._upload(key, fd, size, crc64nvme)
         except (BotoCoreError, ClientError) as error:
-            raise of_boto(error, place) from error
+            raise of_boto(error, context) from error
         finally:
             os.close(fd)
 
@@ -109,31 +109,31 @@ class BotoBulk:
         with suppress(BotoCoreError, ClientError):
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
-    def download(self, key: str, view: memoryview, offset: int, place: Place) -> None:
+    def download(self, key: str, view: memoryview, offset: int, context: ErrorContext) -> None:
         def fetch(start: int) -> None:
-            self._fetch(key, view[start : start + PART_BYTES], offset + start, offset + len(view), place)
+            self._fetch(key, view[start : start + PART_BYTES], offset + start, offset + len(view), context)
 
         _together(fetch, range(0, len(view), PART_BYTES))
 
-    def _fetch(self, key: str, part: memoryview, start: int, wanted: int, place: Place) -> None:
+    def _fetch(self, key: str, part: memoryview, start: int, wanted: int, context: ErrorContext) -> None:
         span = f"bytes={start}-{start + len(part) - 1}"
-        for attempt in range(place.attempts):
+        for attempt in range(context.attempts):
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=span)
             except ClientError as error:
                 if error.response["Error"].get("Code") == "InvalidRange":
-                    raise of_short(f"at most {start}", wanted, place) from error
-                raise of_boto(error, place) from error
+                    raise of_short(f"at most {start}", wanted, context) from error
+                raise of_boto(error, context) from error
             except BotoCoreError as error:
-                raise of_boto(error, place) from error
+                raise of_boto(error, context) from error
             if answer["ContentLength"] != len(part):
-                raise of_short(answer.get("ContentRange", "/fewer").rpartition("/")[2], wanted, place)
+                raise of_short(answer.get("ContentRange", "/fewer").rpartition("/")[2], wanted, context)
             try:
                 part[:] = answer["Body"].read()
                 return
             except BROKEN_BODY as error:
-                if attempt + 1 == place.attempts:
-                    raise of_boto(error, place) from error
+                if attempt + 1 == context.attempts:
+                    raise of_boto(error, context) from error
             pause(attempt)
 
 

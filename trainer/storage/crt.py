@@ -23,7 +23,7 @@ from awscrt import s3 as crt
 from lustrain.problem import problem
 from trainer.storage import CorruptObjectError, StorageError
 from trainer.storage.bulk import PART_BYTES, SourceEndedError
-from trainer.storage.s3_errors import Place, Refusal, of_cut, of_refusal, of_short, unreachable
+from trainer.storage.s3_errors import ErrorContext, Refusal, of_cut, of_refusal, of_short, unreachable
 
 MEMORY_BYTES = 1 << 30
 """The least that the CRT accepts; it holds the parts in flight, so it bounds what a save may add to a rank's memory."""
@@ -45,7 +45,7 @@ _BODY_ENDED = ("AWS_IO_SOCKET_CLOSED", "AWS_ERROR_HTTP_CONNECTION_CLOSED")
 
 
 @dataclass(frozen=True)
-class Reach:
+class BucketEndpoint:
     """How to reach one bucket: `host` with `base` before every key, signed for `region`."""
 
     tls: bool
@@ -55,7 +55,7 @@ class Reach:
     ca_file: str | None
 
 
-def reach_of(url: str, key: str, region: str, ca_file: str | None) -> Reach | None:
+def endpoint_of(url: str, key: str, region: str, ca_file: str | None) -> BucketEndpoint | None:
     """Read a bucket's address off the URL that botocore made for `key`; None where the CRT cannot connect (port, proxy)."""
     parts = urlsplit(url)
     if parts.port not in (None, 443 if parts.scheme == "https" else 80):
@@ -63,7 +63,7 @@ def reach_of(url: str, key: str, region: str, ca_file: str | None) -> Reach | No
     host = parts.hostname or ""
     if parts.scheme in getproxies() and not proxy_bypass(host):
         return None
-    return Reach(parts.scheme == "https", host, parts.path.removesuffix(key), region, ca_file)
+    return BucketEndpoint(parts.scheme == "https", host, parts.path.removesuffix(key), region, ca_file)
 
 
 class CrtBulk:
@@ -74,19 +74,19 @@ class CrtBulk:
 
     def __init__(
         self,
-        reach: Reach,
+        bucket: BucketEndpoint,
         credentials: Callable[[], tuple[str, str, str | None]],
         attempts: int,
         server_date: Callable[[], str],
     ) -> None:
-        self._reach = reach
+        self._reach = bucket
         self._credentials = credentials
         self._attempts = attempts
         self._server_date = server_date
         self._lock = threading.Lock()
         self._client: crt.S3Client | None = None
 
-    def upload(self, key: str, path: str, size: int, crc64nvme: int, place: Place) -> None:
+    def upload(self, key: str, path: str, size: int, crc64nvme: int, context: ErrorContext) -> None:
         headers = [("Content-Length", str(size)), ("Content-Type", "application/octet-stream")]
         sums = crt.S3ChecksumConfig(
             algorithm=crt.S3ChecksumAlgorithm.CRC64NVME, location=crt.S3ChecksumLocation.TRAILER
@@ -101,13 +101,13 @@ class CrtBulk:
         except crt.S3ResponseError as error:
             # After a lost answer a repeated completion finds no upload any more; the caller's check of the object decides.
             if _refusal(error).code != "NoSuchUpload":
-                raise self._line(error, place) from error
+                raise self._line(error, context) from error
         except exceptions.AwsCrtError as error:
             if error.name == "AWS_ERROR_S3_INCORRECT_CONTENT_LENGTH":
                 raise SourceEndedError("ended early") from error
-            raise self._line(error, place) from error
+            raise self._line(error, context) from error
 
-    def download(self, key: str, view: memoryview, offset: int, place: Place) -> None:
+    def download(self, key: str, view: memoryview, offset: int, context: ErrorContext) -> None:
         wanted, arrived = offset + len(view), 0
         answered: list[tuple[str, str]] = []
 
@@ -131,20 +131,20 @@ class CrtBulk:
             )
         except crt.S3ResponseError as error:
             if error.status_code == 416:
-                raise of_short(f"at most {offset}", wanted, place) from error
-            raise self._line(error, place) from error
+                raise of_short(f"at most {offset}", wanted, context) from error
+            raise self._line(error, context) from error
         except exceptions.AwsCrtError as error:
-            raise self._line(error, place) from error
+            raise self._line(error, context) from error
         if arrived != len(view):
             total = {name.lower(): value for name, value in answered}.get("content-range", "/fewer").rpartition("/")[2]
-            raise of_short(total, wanted, place)
+            raise of_short(total, wanted, context)
 
-    def _line(self, error: exceptions.AwsCrtError, place: Place) -> StorageError:
+    def _line(self, error: exceptions.AwsCrtError, context: ErrorContext) -> StorageError:
         if isinstance(error, crt.S3ResponseError):
-            return of_refusal(_refusal(error), place)
+            return of_refusal(_refusal(error), context)
         if error.name == "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED":
-            return of_refusal(Refusal(403, "RequestTimeTooSkewed", date=self._server_date()), place)
-        return _line(error, place)
+            return of_refusal(Refusal(403, "RequestTimeTooSkewed", date=self._server_date()), context)
+        return _line(error, context)
 
     def _request(self, method: str, key: str, headers: list[tuple[str, str]]) -> http.HttpRequest:
         path = self._reach.base + quote(key, safe="/~")
@@ -202,13 +202,13 @@ def _refusal(error: crt.S3ResponseError) -> Refusal:
     return Refusal(error.status_code, code[1].decode("ascii", "replace") if code else "", date=headers.get("date", ""))
 
 
-def _line(error: exceptions.AwsCrtError, place: Place) -> StorageError:
+def _line(error: exceptions.AwsCrtError, context: ErrorContext) -> StorageError:
     if error.name in _ANSWERS:
-        return of_refusal(_ANSWERS[error.name], place)
+        return of_refusal(_ANSWERS[error.name], context)
     if error.name in _BODY_ENDED:
-        return of_cut(place)
+        return of_cut(context)
     if "CHECKSUM" in error.name:
-        return CorruptObjectError(problem("object", place.shown, f"arrived with a wrong checksum ({error.name})"))
+        return CorruptObjectError(problem("object", context.shown, f"arrived with a wrong checksum ({error.name})"))
     if error.name.startswith(("AWS_IO_", "AWS_ERROR_HTTP_")):
-        return StorageError(unreachable(f"{error.name}: {error.message}", place))
-    return StorageError(problem("object", place.shown, f"{error.name}: {error.message}"))
+        return StorageError(unreachable(f"{error.name}: {error.message}", context))
+    return StorageError(problem("object", context.shown, f"{error.name}: {error.message}"))

@@ -42,7 +42,7 @@ from trainer.storage.bulk import (
     read_at,
 )
 from trainer.storage.keys import bucket_problems, check_key
-from trainer.storage.s3_errors import Place, of_boto, server_time
+from trainer.storage.s3_errors import ErrorContext, of_boto, server_time
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -102,7 +102,7 @@ class S3Store(ObjectStore):
     def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
         view = buffer.cast("B")
         if len(view):
-            self._bulk.download(self._name(key), view, offset, self._place(key))
+            self._bulk.download(self._name(key), view, offset, self._context(key))
         else:
             self.stat(key)
 
@@ -120,7 +120,7 @@ class S3Store(ObjectStore):
                 if size <= PART_BYTES:
                     self._put(key, _body(path, size), crc64nvme, {})
                 else:
-                    self._bulk.upload(self._name(key), path, size, crc64nvme, self._place(key))
+                    self._bulk.upload(self._name(key), path, size, crc64nvme, self._context(key))
         except SourceEndedError as error:
             why = f"{path} {error}, {size} bytes were expected"
             raise CorruptObjectError(problem("object", self._shown(key), why)) from error
@@ -214,20 +214,20 @@ class S3Store(ObjectStore):
             return ""
 
     def _data_path(self) -> Bulk:
-        from trainer.storage.crt import CrtBulk, reach_of
+        from trainer.storage.crt import CrtBulk, endpoint_of
 
         # botocore's own rules (virtual hosts, dual stack, FIPS, partitions) decide the address.
         url = self._client.generate_presigned_url("get_object", Params={"Bucket": self._bucket, "Key": "k"})
-        reach = reach_of(url, "k", self._client.meta.region_name, _ca_file(self._session))
+        bucket = endpoint_of(url, "k", self._client.meta.region_name, _ca_file(self._session))
         credentials = self._session.get_credentials()
-        if reach is None or credentials is None:
+        if bucket is None or credentials is None:
             return BotoBulk(self._client, self._bucket)
 
         def current() -> tuple[str, str, str | None]:
             frozen = credentials.get_frozen_credentials()
             return frozen.access_key or "", frozen.secret_key or "", frozen.token
 
-        return CrtBulk(reach, current, self._attempts, self._server_date)
+        return CrtBulk(bucket, current, self._attempts, self._server_date)
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
@@ -235,15 +235,15 @@ class S3Store(ObjectStore):
     def _shown(self, key: str) -> str:
         return f"{self.uri}/{key}" if key else self.uri
 
-    def _place(self, key: str) -> Place:
-        return Place(self._shown(key), self._bucket, self._endpoint, self._attempts, self._label)
+    def _context(self, key: str) -> ErrorContext:
+        return ErrorContext(self._shown(key), self._bucket, self._endpoint, self._attempts, self._label)
 
     @contextmanager
     def _reporting(self, key: str, *, conditional: bool = False) -> Iterator[None]:
         try:
             yield
         except (BotoCoreError, ClientError) as error:
-            line = of_boto(error, self._place(key))
+            line = of_boto(error, self._context(key))
             if conditional and isinstance(line, ObjectMissingError):
                 line = PreconditionError(problem("object", self._shown(key), "was removed since it was read"))
             raise line from error

@@ -40,7 +40,7 @@ class UnreadableAnswerError(boto.BotoCoreError):
 
 
 @dataclass(frozen=True)
-class Place:
+class ErrorContext:
     """What an error line names: the object or store, its bucket, the endpoint and the number of attempts."""
 
     shown: str
@@ -61,91 +61,93 @@ class Refusal:
     date: str = ""
 
 
-def of_boto(error: Exception, place: Place) -> StorageError:
+def of_boto(error: Exception, context: ErrorContext) -> StorageError:
     """Return the error for anything that botocore raises."""
     if isinstance(error, boto.ClientError):
-        return of_refusal(_refusal(error), place)
+        return of_refusal(_refusal(error), context)
     if isinstance(error, boto.FlexibleChecksumError):
-        return CorruptObjectError(problem("object", place.shown, f"arrived with a wrong checksum: {error}"))
+        return CorruptObjectError(problem("object", context.shown, f"arrived with a wrong checksum: {error}"))
     if isinstance(error, (boto.IncompleteReadError, boto.ResponseStreamingError)):
-        return of_cut(place)
+        return of_cut(context)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-        return RefusedError(_no_credentials(error, place))
+        return RefusedError(_no_credentials(error, context))
     if isinstance(error, boto.CredentialRetrievalError):
-        return StorageError(_no_credentials(error, place))
+        return StorageError(_no_credentials(error, context))
     if isinstance(error, boto.ProfileNotFound):
         fix = "check AWS_PROFILE and ~/.aws/config"
-        return RefusedError(problem(place.store, place.shown, f"no credentials ({error})", fix=fix))
+        return RefusedError(problem(context.store, context.shown, f"no credentials ({error})", fix=fix))
     if isinstance(error, UnreadableAnswerError):
-        why = f"the answers of {place.endpoint} cannot be read ({error}; {place.attempts} attempts)"
+        why = f"the answers of {context.endpoint} cannot be read ({error}; {context.attempts} attempts)"
         fix = "check the network to the store, or use an https endpoint, then try again"
-        return PassingError(problem("object", place.shown, why, fix=fix))
+        return PassingError(problem("object", context.shown, why, fix=fix))
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
-        return StorageError(unreachable(str(error), place))
-    return StorageError(problem(place.store, place.shown, " ".join(str(error).split())))
+        return StorageError(unreachable(str(error), context))
+    return StorageError(problem(context.store, context.shown, " ".join(str(error).split())))
 
 
-def of_refusal(refusal: Refusal, place: Place) -> StorageError:
+def of_refusal(refusal: Refusal, context: ErrorContext) -> StorageError:
     """Return the error for an error answer, whichever client received it."""
     code, status = refusal.code, refusal.status
     if code == "NoSuchBucket":
-        why = f"there is no bucket {place.bucket} at {place.endpoint}"
+        why = f"there is no bucket {context.bucket} at {context.endpoint}"
         return RefusedError(
-            problem(place.store, place.shown, why, fix="create it, or correct the name or the endpoint")
+            problem(context.store, context.shown, why, fix="create it, or correct the name or the endpoint")
         )
     if code == "PreconditionFailed" or status == 412:
-        return PreconditionError(problem("object", place.shown, "exists already, or was replaced since it was read"))
+        return PreconditionError(problem("object", context.shown, "exists already, or was replaced since it was read"))
     if code == "InvalidObjectState":
         why, fix = "lies in an archive storage class and cannot be read", "aws s3api restore-object, or copy it back"
-        return ArchivedError(problem("object", place.shown, why, fix=fix))
+        return ArchivedError(problem("object", context.shown, why, fix=fix))
     if code == "NoSuchAccessPoint":
-        return RefusedError(problem(place.store, place.shown, "there is no such access point", fix="see its name"))
+        return RefusedError(problem(context.store, context.shown, "there is no such access point", fix="see its name"))
     if code in _WRONG_BYTES:
         return CorruptObjectError(
-            problem("object", place.shown, f"the server did not receive the bytes that were sent ({code})")
+            problem("object", context.shown, f"the server did not receive the bytes that were sent ({code})")
         )
     if code == "RequestTimeTooSkewed":
         why, fix = f"refused: {_skew(refusal.date)}", "start chrony (`chronyc makestep`)"
-        return RefusedError(problem(place.store, place.shown, why, fix=fix))
+        return RefusedError(problem(context.store, context.shown, why, fix=fix))
     if code in _EXPIRED_KEY:
         return RefusedError(
-            problem(place.store, place.shown, f"the credentials have expired ({code})", fix="renew them")
+            problem(context.store, context.shown, f"the credentials have expired ({code})", fix="renew them")
         )
     if code in _REFUSED_KEY:
         fix = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or AWS_PROFILE"
         return RefusedError(
-            problem(place.store, place.shown, f"{place.endpoint} refuses the credentials ({code})", fix=fix)
+            problem(context.store, context.shown, f"{context.endpoint} refuses the credentials ({code})", fix=fix)
         )
     if code in _WRONG_REGION or status == 301:
         return RefusedError(
-            problem(place.store, place.shown, "the bucket is in another region", fix="set AWS_REGION to it")
+            problem(context.store, context.shown, "the bucket is in another region", fix="set AWS_REGION to it")
         )
     if code in _BUSY or status >= 500 or status == 429:
-        why = f"{place.endpoint} still answers {status} {code} after {place.attempts} attempts"
-        return PassingError(problem("object", place.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
+        why = f"{context.endpoint} still answers {status} {code} after {context.attempts} attempts"
+        return PassingError(problem("object", context.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
     if code in ("AccessDenied", "AllAccessDisabled") or status == 403:
-        why = f"{place.endpoint} refuses: {refusal.message or code or status}"
+        why = f"{context.endpoint} refuses: {refusal.message or code or status}"
         fix = "compare the role's and the bucket's (and the key's) policies with the permissions in docs/checkpoints.md"
-        return RefusedError(problem("object", place.shown, " ".join(why.split()), fix=fix))
+        return RefusedError(problem("object", context.shown, " ".join(why.split()), fix=fix))
     if status == 404:
-        return ObjectMissingError(problem("object", place.shown, "there is no such object"))
-    why = f"{place.endpoint} answers {status} {code} {refusal.message}".strip()
-    return RefusedError(problem("object", place.shown, " ".join(why.split())))
+        return ObjectMissingError(problem("object", context.shown, "there is no such object"))
+    why = f"{context.endpoint} answers {status} {code} {refusal.message}".strip()
+    return RefusedError(problem("object", context.shown, " ".join(why.split())))
 
 
-def unreachable(reason: str, place: Place) -> str:
-    why = f"cannot reach {place.endpoint} ({' '.join(reason.split())}; {place.attempts} attempts)"
-    return problem(place.store, place.shown, why, fix="check AWS_ENDPOINT_URL, AWS_REGION, the network and its proxy")
+def unreachable(reason: str, context: ErrorContext) -> str:
+    why = f"cannot reach {context.endpoint} ({' '.join(reason.split())}; {context.attempts} attempts)"
+    return problem(
+        context.store, context.shown, why, fix="check AWS_ENDPOINT_URL, AWS_REGION, the network and its proxy"
+    )
 
 
-def of_cut(place: Place) -> StorageError:
+def of_cut(context: ErrorContext) -> StorageError:
     """Return the error for bodies that end early at every attempt: a fault of the network, and not a proof of damage."""
-    return PassingError(_cut(place))
+    return PassingError(_cut(context))
 
 
-def of_short(total: int | str, wanted: int, place: Place) -> CorruptObjectError:
+def of_short(total: int | str, wanted: int, context: ErrorContext) -> CorruptObjectError:
     """Return the error for an object that ends before the bytes that are wanted."""
-    return CorruptObjectError(problem("object", place.shown, f"holds {total} bytes where {wanted} were expected"))
+    return CorruptObjectError(problem("object", context.shown, f"holds {total} bytes where {wanted} were expected"))
 
 
 def server_time(headers: Mapping[str, str]) -> float | None:
@@ -164,15 +166,15 @@ def _refusal(error: boto.ClientError) -> Refusal:
     return Refusal(status, str(body.get("Code", "")), str(body.get("Message", "")), headers.get("date", ""))
 
 
-def _cut(place: Place) -> str:
-    why = f"arrived cut short {place.attempts} times from {place.endpoint}"
-    return problem("object", place.shown, why, fix="check the network to the store, then try again")
+def _cut(context: ErrorContext) -> str:
+    why = f"arrived cut short {context.attempts} times from {context.endpoint}"
+    return problem("object", context.shown, why, fix="check the network to the store, then try again")
 
 
-def _no_credentials(error: Exception, place: Place) -> str:
+def _no_credentials(error: Exception, context: ErrorContext) -> str:
     why = f"no credentials ({' '.join(str(error).split())})"
     return problem(
-        place.store, place.shown, why, fix="set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret, or attach a role"
+        context.store, context.shown, why, fix="set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret, or attach a role"
     )
 
 

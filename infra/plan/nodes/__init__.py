@@ -1,1 +1,1 @@
-"""Plans of machines: capacity, gangs, HyperPod, EKS, and what runs at boot."""
+"""Plans of machines: capacity, Auto Scaling groups, HyperPod, EKS, and what runs at boot."""

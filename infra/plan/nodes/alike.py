@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from infra.catalog.instances import NITRO_V3, Instance
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
+from infra.plan.nodes.auto_scaling import CANONICAL, cpu, image
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.clients import by_default as lustre_efa
-from infra.plan.nodes.gang import CANONICAL, cpu, image
 from infra.plan.nodes.nics import nics
 from infra.plan.storage.lustre import efa_wanted
 from lustrain.problem import Problem

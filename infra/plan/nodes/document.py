@@ -9,7 +9,7 @@ from infra.config import ClusterSpec, Group
 from infra.plan.nodes.capacity import mix
 from infra.plan.nodes.clients import lustre_interfaces, stripes
 from infra.plan.storage.lustre import lustre_plan
-from lustrain.cluster import FileSystem, NodeGroup, Paid, described
+from lustrain.cluster import Capacity, FileSystem, NodeGroup, described
 
 NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 """Names of a file system that is not made yet."""
@@ -41,7 +41,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         else None,
         labels=group.labels,
         taints=group.taints,
-        capacity=Paid(mode=group.capacity.mode, ends_at=group.capacity.ends_at),
+        capacity=Capacity(mode=group.capacity.mode, ends_at=group.capacity.ends_at),
     )
 
 

@@ -1,4 +1,4 @@
-"""The first boot of a node in an EC2 gang: the cluster's facts in front of `first_boot.sh`.
+"""The first boot of an EC2 node: the cluster's facts in front of `first_boot.sh`.
 
 Mounts and settings only, and no secrets: everyone who may read the node's metadata reads this. Values that exist only after
 the deployment (names of file systems, the bundle's place) come in as text, so that a component can wait for them.

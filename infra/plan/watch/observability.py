@@ -22,7 +22,7 @@ GIB = 1024**3
 MINUTE = 60
 HOUR = 3600
 GANG_MINUTES = 15
-"""A gang may take this long to come together before somebody should look."""
+"""A node group may take this long to come together before somebody should look."""
 UNREAD_MINUTES = 10
 """A notice that lay this long was not read: a spot notice gives two minutes."""
 COUNTED_GROUPS = 9
@@ -104,7 +104,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
     alarms = (
         *_lustre_alarms(spec),
         *([_home_alarm(spec)] if spec.storage.home else []),
-        *(_gang_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
+        *(_incomplete_group_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
         *([] if spec.hyperpod else [_boot_alarm(spec)]),
         *_nat_alarms(spec),
         _dead_letters_alarm(spec),
@@ -206,7 +206,7 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
     )
 
 
-def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
+def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     """Against what the group wants at the time, so that a group scaled to nothing on purpose is silent.
 
     A group without these metrics breaches: they are off by default, and then a missing node would go unnoticed. Where the

@@ -216,7 +216,7 @@ def spot_prices(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "CAP-107",
-    "AWS thinks it likely that the gang comes on spot in this zone; of one or two types, no less likely than in another.",
+    "AWS thinks it likely that the group comes on spot in this zone; of one or two types, no less likely than in another.",
     SCORES,
     level="warning",
     permission="ec2:GetSpotPlacementScores",

@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError
 from infra.catalog.refresh import summary
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
+from infra.plan.nodes.auto_scaling import CANONICAL, image
 from infra.plan.nodes.capacity import market
-from infra.plan.nodes.gang import CANONICAL, image
 from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
 from infra.preflight.rule import Context, Family, GroupType, Problems, group_types, groups, known_groups
 from infra.preflight.rules.instances import wrong_facts

@@ -42,7 +42,7 @@ RULES = Family()
     "CAP-003", "Capacity has no keys of another mode, and of a reservation that is to be made no facts.", RESERVATIONS
 )
 @RULES.add("CAP-007", "The instance type is sold that way (spot, capacity block).", SPOT)
-@RULES.add("CAP-016", "A gang's instance type may be in a cluster placement group.", PLACEMENT)
+@RULES.add("CAP-016", "An EC2 group's instance type may be in a cluster placement group.", PLACEMENT)
 @RULES.add(
     "CAP-020",
     "Placement is chosen where the stack makes the placement group: on demand and for spot.",
@@ -192,8 +192,8 @@ def spot_with_slurm(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.capacity.mode", message, "try it with one machine, or choose hyperpod-eks or ec2")
 
 
-@RULES.add("CAP-017", "A large gang of spot accelerators is unlikely to come whole.", SPOT, level="warning")
-def spot_gang(spec: ClusterSpec, context: Context) -> Problems:
+@RULES.add("CAP-017", "A large group of spot accelerators is unlikely to come whole.", SPOT, level="warning")
+def spot_group(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         kinds = [spec.type_of(group.of_type(name)) for name in group.ec2_types]
         nodes = group.count - group.capacity.on_demand_base

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from infra.catalog.botocore_data import botocore_version, regions
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.nodes.auto_scaling import untaggable
 from infra.plan.nodes.bundle import SCRIPT_KEY, user_script
-from infra.plan.nodes.gang import untaggable
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 from lustrain.problem import UserError, did_you_mean
 
@@ -101,11 +101,13 @@ def min_count(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.min_count", message, f"set at most {group.count}")
 
 
-@RULES.add("CFG-005", "EC2 groups are gangs, all or nothing: they have no min_count.", OURS)
-def gang_min_count(spec: ClusterSpec, context: Context) -> Problems:
+@RULES.add("CFG-005", "EC2 groups come whole or not at all: they have no min_count.", OURS)
+def ec2_group_min_count(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if spec.backend == "ec2" and group.min_count not in (None, group.count):
-            message = f"{group.min_count} of {group.count} machines cannot be had with backend ec2: a gang comes whole"
+            message = (
+                f"{group.min_count} of {group.count} machines cannot be had with backend ec2: its groups come whole"
+            )
             yield finding(f"{path}.min_count", message, "remove it, or lower count")
 
 

@@ -9,8 +9,8 @@ from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.alike import differences
-from infra.plan.nodes.gang import CANONICAL, IMAGE_FACTS_LAST, image
-from infra.plan.nodes.gang import IMAGES as DEFAULT_IMAGES
+from infra.plan.nodes.auto_scaling import CANONICAL, IMAGE_FACTS_LAST, image
+from infra.plan.nodes.auto_scaling import IMAGES as DEFAULT_IMAGES
 from infra.plan.nodes.nics import nics
 from infra.preflight.rule import Context, Family, Problems, group_types, groups, known_groups, listed
 from lustrain.problem import Problem, did_you_mean
@@ -271,7 +271,7 @@ def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
 
 
 def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
-    """By `infra.plan.nodes.gang.IMAGES`; in an open network first_boot.sh fetches all of it but EFA's driver."""
+    """By `infra.plan.nodes.auto_scaling.IMAGES`; in an open network first_boot.sh fetches all of it but EFA's driver."""
     if family == "ubuntu":
         yield "the AWS CLI"
         if facts.efa:

@@ -28,7 +28,7 @@ def no_budget(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("BUD-002", "Alarms have a recipient.", TOPICS, level="warning")
 def alarms_without_recipient(spec: ClusterSpec, context: Context) -> Problems:
     if not spec.alarms.emails:
-        message = "a full file system, an incomplete gang and a NAT bill alert no one"
+        message = "a full file system, an incomplete node group and a NAT bill alert no one"
         yield finding("alarms.emails", message, "list an address; each confirms by a mail from AWS")
 
 

@@ -30,7 +30,7 @@ def subnet_of_zone(spec: ClusterSpec, context: Context) -> Problems:
 
 
 @RULES.add("NET-016", "Workers with EFA that can get one job lie in one zone: EFA does not leave it.", EFA)
-def gang_of_one_zone(spec: ClusterSpec, context: Context) -> Problems:
+def group_of_one_zone(spec: ClusterSpec, context: Context) -> Problems:
     workers = [(path, group) for path, group, facts in known_groups(spec) if facts.efa and group.role == "worker"]
     for index, (path, group) in enumerate(workers):
         for _, other in workers[:index]:

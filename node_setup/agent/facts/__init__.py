@@ -26,7 +26,7 @@ from node_setup.agent.facts import (
     services,
 )
 from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
-from node_setup.agent.facts.scene import read_scene, run_side_by_side
+from node_setup.agent.facts.reading import run_side_by_side, start_reading
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 
@@ -46,20 +46,20 @@ def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
     The form is that of `schema.NodeFacts`.
     """
     started = time.monotonic()
-    scene = read_scene(host, wanted)
-    calls = {_name(module): partial(module.collect, scene) for module in _SECTIONS}
-    sections = {name: read or {} for name, read in run_side_by_side(scene, calls, DEADLINE_SECONDS).items()}
-    sections["mounts"] = scene.guarded("mounts", lambda: mounts.collect(scene)) or {}
+    reading = start_reading(host, wanted)
+    calls = {_name(module): partial(module.collect, reading) for module in _SECTIONS}
+    sections = {name: read or {} for name, read in run_side_by_side(reading, calls, DEADLINE_SECONDS).items()}
+    sections["mounts"] = reading.guarded("mounts", lambda: mounts.collect(reading)) or {}
     imds = sections["metadata"].get("_imds", {})
-    sections["instance"] = scene.guarded("instance", lambda: instance.collect(scene, imds)) or {}
+    sections["instance"] = reading.guarded("instance", lambda: instance.collect(reading, imds)) or {}
     facts: dict[str, Any] = {"version": 1, "agent": {}}
     for module in (*_SECTIONS, mounts, instance):
         section = sections[_name(module)]
         facts.update({key: section.get(key, nothing) for key, nothing in module.EMPTY.items()})
     facts["jobs"] = jobs.join_jobs(facts["jobs"], sections["gpu"].get("jobs"))
-    of_jobs = scene.guarded("environment.jobs", lambda: environment.of_jobs(scene, facts["jobs"]))
+    of_jobs = reading.guarded("environment.jobs", lambda: environment.of_jobs(reading, facts["jobs"]))
     facts["environment"] = [*facts["environment"], *(of_jobs or ())]
-    facts["errors"] = list(scene.errors)
+    facts["errors"] = list(reading.errors)
     facts["agent"] = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "seconds": round(time.monotonic() - started, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 UNKNOWN: dict[str, Any] = {"synchronised": None, "source": None, "offset_s": None, "leap": None}
 EMPTY: dict[str, Any] = {"time": {**UNKNOWN, "folders": None}}
@@ -15,27 +15,27 @@ FILES = ("/etc/chrony/chrony.conf", "/etc/chrony.conf")
 """The first is Debian's and its kin's, the second Red Hat's."""
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    return {"time": {**_state(scene), "folders": _folders(scene)}}
+def collect(reading: MachineReading) -> dict[str, Any]:
+    return {"time": {**_state(reading), "folders": _folders(reading)}}
 
 
-def _state(scene: Scene) -> dict[str, Any]:
-    running = {process.name for process in scene.processes}
-    if "chronyd" in running and scene.host.which("chronyc"):
-        text = scene.ask("time", ["chronyc", "-c", "-n", "tracking"], 5.0)
+def _state(reading: MachineReading) -> dict[str, Any]:
+    running = {process.name for process in reading.processes}
+    if "chronyd" in running and reading.host.which("chronyc"):
+        text = reading.ask("time", ["chronyc", "-c", "-n", "tracking"], 5.0)
         return UNKNOWN if text is None else parse_tracking(text)
     if any(name.startswith("systemd-timesyn") for name in running):
-        known = scene.host.exists("/run/systemd/timesync/synchronized")
+        known = reading.host.exists("/run/systemd/timesync/synchronized")
         return {**UNKNOWN, "synchronised": known, "source": "systemd-timesyncd"}
     return UNKNOWN
 
 
-def _folders(scene: Scene) -> list[str] | None:
+def _folders(reading: MachineReading) -> list[str] | None:
     """Return the folders whose `*.sources` chrony reads; None where no file of chrony's own can be read."""
-    texts = [text for text in map(scene.host.read, FILES) if text is not None]
+    texts = [text for text in map(reading.host.read, FILES) if text is not None]
     for folder in [folder for text in texts for folder in parse_folders(text, "confdir")]:
-        names = (name for name in scene.host.names(folder) if name.endswith(".conf"))
-        texts += [scene.host.read(f"{folder}/{name}") or "" for name in names]
+        names = (name for name in reading.host.names(folder) if name.endswith(".conf"))
+        texts += [reading.host.read(f"{folder}/{name}") or "" for name in names]
     return sorted({folder for text in texts for folder in parse_folders(text, "sourcedir")}) if texts else None
 
 

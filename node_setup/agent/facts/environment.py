@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from node_setup.agent.facts.jobs import step_of
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 EMPTY: dict[str, Any] = {"environment": []}
 _NAMES = re.compile(r"(NCCL|FI|OFI|HCCL|HABANA|PT_HPU|TORCH|CUDA|OMP|RDMAV)_\w+|LD_LIBRARY_PATH")
@@ -25,17 +25,17 @@ _SLURM = ("/etc/slurm/slurm.conf", "/opt/slurm/etc/slurm.conf", "/usr/local/etc/
 _SYSTEMD = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system", "/run/systemd/system")
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    entries = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
+def collect(reading: MachineReading) -> dict[str, Any]:
+    entries = [*_shell(reading), *_nccl(reading), *_units(reading), *_prologs(reading)]
     keys = ("where", "line", "name", "value")
     seen = dict.fromkeys(entry for entry in entries if _NAMES.fullmatch(entry[2]))
     return {"environment": [dict(zip(keys, variable)) for variable in seen]}
 
 
-def _shell(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
-    profiles = [f"/etc/profile.d/{name}" for name in scene.host.names("/etc/profile.d") if name.endswith(".sh")]
+def _shell(reading: MachineReading) -> Iterator[tuple[str, int, str, str]]:
+    profiles = [f"/etc/profile.d/{name}" for name in reading.host.names("/etc/profile.d") if name.endswith(".sh")]
     for path in (*SHELL, *profiles):
-        for line, name, value in parse_shell(scene.host.read(path) or ""):
+        for line, name, value in parse_shell(reading.host.read(path) or ""):
             yield path, line, name, value
 
 
@@ -80,31 +80,31 @@ def _unquoted(value: str) -> str:
     )
 
 
-def _nccl(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+def _nccl(reading: MachineReading) -> Iterator[tuple[str, int, str, str]]:
     """NCCL's own file has `NAME=value` lines and no quotes (NCCL user guide, system configuration)."""
-    for number, line in enumerate((scene.host.read(NCCL) or "").splitlines(), 1):
+    for number, line in enumerate((reading.host.read(NCCL) or "").splitlines(), 1):
         name, equals, value = line.partition("#")[0].strip().partition("=")
         if equals:
             yield NCCL, number, name.strip(), value.strip()
 
 
-def _units(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+def _units(reading: MachineReading) -> Iterator[tuple[str, int, str, str]]:
     for folder in _SYSTEMD:
         for unit in UNITS:
             drop_ins = f"{folder}/{unit}.service.d"
-            names = [f"{drop_ins}/{name}" for name in scene.host.names(drop_ins) if name.endswith(".conf")]
+            names = [f"{drop_ins}/{name}" for name in reading.host.names(drop_ins) if name.endswith(".conf")]
             for path in (f"{folder}/{unit}.service", *names):
-                text = scene.host.read(path) or ""
+                text = reading.host.read(path) or ""
                 for line, name, value in parse_unit(text):
                     yield path, line, name, value
                 for file in parse_environment_files(text):
-                    yield from _named(scene, file)
+                    yield from _named(reading, file)
 
 
-def _named(scene: Scene, file: str) -> Iterator[tuple[str, int, str, str]]:
+def _named(reading: MachineReading, file: str) -> Iterator[tuple[str, int, str, str]]:
     """Yield what a unit takes from a file of lines `NAME=value`, unless `_shell` has read that file already."""
     if file not in SHELL:
-        for line, name, value in parse_shell(scene.host.read(file) or ""):
+        for line, name, value in parse_shell(reading.host.read(file) or ""):
             yield file, line, name, value
 
 
@@ -130,10 +130,10 @@ def parse_environment_files(text: str) -> list[str]:
     return [path for path in dict.fromkeys(paths) if not set(path) & set("*?[%")]
 
 
-def _prologs(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+def _prologs(reading: MachineReading) -> Iterator[tuple[str, int, str, str]]:
     """Read the scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
-    for path in parse_prologs("\n".join(scene.host.read(path) or "" for path in _SLURM)):
-        for line, name, value in parse_shell(_printed(scene.host.read(path) or "")):
+    for path in parse_prologs("\n".join(reading.host.read(path) or "" for path in _SLURM)):
+        for line, name, value in parse_shell(_printed(reading.host.read(path) or "")):
             yield path, line, name, value
 
 
@@ -153,7 +153,7 @@ MOST = 256
 """At most so many processes of a job's step are read; a rank has some ten that load data, all with its own environment."""
 
 
-def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
+def of_jobs(reading: MachineReading, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
     """Return the variables that processes of running jobs were started with, each once per job; `where` is like `slurm job
     123`.
 
@@ -162,9 +162,9 @@ def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict
     entries: dict[tuple[str, None, str, str], None] = {}
     looked_at: set[str] = set()
     for job in jobs or ():
-        for pid in _processes_of(scene, job):
+        for pid in _processes_of(reading, job):
             if pid not in looked_at:
-                pairs = parse_environ(scene.host.read(f"/proc/{pid}/environ") or "")
+                pairs = parse_environ(reading.host.read(f"/proc/{pid}/environ") or "")
                 entries.update({(_place(job), None, name, value): None for name, value in pairs})
                 looked_at.add(pid)
     return [dict(zip(("where", "line", "name", "value"), entry)) for entry in entries]
@@ -175,21 +175,21 @@ def _place(job: Mapping[str, str]) -> str:
     return f"slurm job {job['id']}" if job["kind"] == "slurm" else f"running {job['kind']} process"
 
 
-def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
+def _processes_of(reading: MachineReading, job: Mapping[str, str]) -> list[str]:
     if job["kind"] != "slurm":
         return [job["id"]]
-    below = [str(process.pid) for process in scene.processes if step_of(process) == job["id"]]
+    below = [str(process.pid) for process in reading.processes if step_of(process) == job["id"]]
     pids: list[str] = []
     while below and len(pids) < MOST:
-        below = [child for pid in below for child in _children(scene, pid)]
+        below = [child for pid in below for child in _children(reading, pid)]
         pids += below
     return pids[:MOST]
 
 
-def _children(scene: Scene, pid: str) -> list[str]:
+def _children(reading: MachineReading, pid: str) -> list[str]:
     """List a process's children. The kernel lists them by the thread that started them (proc_pid_children(5))."""
-    threads = scene.host.names(f"/proc/{pid}/task")
-    texts = (scene.host.read(f"/proc/{pid}/task/{thread}/children") or "" for thread in threads)
+    threads = reading.host.names(f"/proc/{pid}/task")
+    texts = (reading.host.read(f"/proc/{pid}/task/{thread}/children") or "" for thread in threads)
     return [child for text in texts for child in text.split()]
 
 

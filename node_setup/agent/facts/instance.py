@@ -8,7 +8,7 @@ from typing import Any
 
 from node_setup.agent import owned
 from node_setup.agent.facts import metadata
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 EMPTY: dict[str, Any] = {"instance": dict.fromkeys(("type", "id", "life_cycle", "zone_id", "source")), "group": None}
 HYPERPOD = "/opt/ml/config/resource_config.json"
@@ -17,19 +17,19 @@ NODE = "/etc/lustrain/node.json"
 """Our first boot writes it on EC2."""
 
 
-def collect(scene: Scene, imds: dict[str, str | None]) -> dict[str, Any]:
-    hyperpod = parse_hyperpod(_json(scene, HYPERPOD), imds.get("id"), _addresses(scene))
-    node, tuning = _json(scene, NODE), _json(scene, owned.TUNING)
+def collect(reading: MachineReading, imds: dict[str, str | None]) -> dict[str, Any]:
+    hyperpod = parse_hyperpod(_json(reading, HYPERPOD), imds.get("id"), _addresses(reading))
+    node, tuning = _json(reading, NODE), _json(reading, owned.TUNING)
     types = {
         "imds": imds.get("type"),
-        "dmi": _by_firmware(scene),
+        "dmi": _by_firmware(reading),
         "hyperpod": hyperpod.get("type"),
         "node.json": node.get("instance_type"),
     }
     source = next((name for name, value in types.items() if value), None)
     instance = {
         "type": types[source] if source else None,
-        "id": imds.get("id") or hyperpod.get("id") or _by_asset(scene),
+        "id": imds.get("id") or hyperpod.get("id") or _by_asset(reading),
         "life_cycle": imds.get("life_cycle"),
         "zone_id": imds.get("zone_id") or node.get("zone_id"),
         "source": source,
@@ -37,31 +37,31 @@ def collect(scene: Scene, imds: dict[str, str | None]) -> dict[str, Any]:
     return {"instance": instance, "group": hyperpod.get("group") or node.get("group") or tuning.get("group")}
 
 
-def _json(scene: Scene, path: str) -> dict[str, Any]:
-    text = scene.host.read(path)
+def _json(reading: MachineReading, path: str) -> dict[str, Any]:
+    text = reading.host.read(path)
     if text is None:
         return {}
     try:
         table = json.loads(text)
     except ValueError as error:
-        scene.fault("instance", f"{path}: {error}")
+        reading.fault("instance", f"{path}: {error}")
         return {}
     return table if isinstance(table, dict) else {}
 
 
-def _by_firmware(scene: Scene) -> str | None:
+def _by_firmware(reading: MachineReading) -> str | None:
     """Return the instance type from the product's name, which Nitro instances have; older ones say `HVM domU`."""
-    name = scene.text("/sys/devices/virtual/dmi/id/product_name") or ""
-    return name if metadata.is_ec2(scene) and re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", name) else None
+    name = reading.text("/sys/devices/virtual/dmi/id/product_name") or ""
+    return name if metadata.is_ec2(reading) and re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", name) else None
 
 
-def _by_asset(scene: Scene) -> str | None:
-    tag = scene.text("/sys/devices/virtual/dmi/id/board_asset_tag") or ""
+def _by_asset(reading: MachineReading) -> str | None:
+    tag = reading.text("/sys/devices/virtual/dmi/id/board_asset_tag") or ""
     return tag if re.fullmatch(r"i-[0-9a-f]{8,17}", tag) else None
 
 
-def _addresses(scene: Scene) -> set[str]:
-    return parse_addresses(scene.host.read("/proc/net/fib_trie") or "")
+def _addresses(reading: MachineReading) -> set[str]:
+    return parse_addresses(reading.host.read("/proc/net/fib_trie") or "")
 
 
 def parse_addresses(text: str) -> set[str]:

@@ -7,16 +7,18 @@ import re
 from typing import Any
 
 from node_setup.agent.facts.devices.hpu import HABANA
-from node_setup.agent.facts.scene import Process, Scene
+from node_setup.agent.facts.reading import MachineReading, Process
 
 EMPTY: dict[str, Any] = {"jobs": None}
 _STEP = re.compile(r"slurmstepd: \[(\d+)")
 """Slurm titles the process of a job's step like this: `slurmstepd: [123.batch]`, `slurmstepd: [123.0]`."""
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    unread = any(error["where"] == "processes" for error in scene.errors)
-    return {"jobs": None if unread else [*jobs_of(scene.processes), *(on_gaudi(scene) if scene.has(HABANA) else ())]}
+def collect(reading: MachineReading) -> dict[str, Any]:
+    unread = any(error["where"] == "processes" for error in reading.errors)
+    return {
+        "jobs": None if unread else [*jobs_of(reading.processes), *(on_gaudi(reading) if reading.has(HABANA) else ())]
+    }
 
 
 def join_jobs(
@@ -57,13 +59,14 @@ _GAUDI = re.compile(r"/dev/(?:accel/accel|hl)\d+")
 (Linux, drivers/accel/habanalabs)."""
 
 
-def on_gaudi(scene: Scene) -> list[dict[str, str]]:
+def on_gaudi(reading: MachineReading) -> list[dict[str, str]]:
     """List the Python processes that hold an accelerator open: hl-smi lists none, and a node without Slurm has no other trace
     of them."""
     jobs = []
-    for process in scene.processes:
+    for process in reading.processes:
         opened = (
-            scene.host.link(f"/proc/{process.pid}/fd/{name}") for name in scene.host.names(f"/proc/{process.pid}/fd")
+            reading.host.link(f"/proc/{process.pid}/fd/{name}")
+            for name in reading.host.names(f"/proc/{process.pid}/fd")
         )
         if any(_GAUDI.fullmatch(path or "") for path in opened):
             jobs.append({"kind": "hpu", "id": str(process.pid)})

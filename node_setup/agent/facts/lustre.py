@@ -11,7 +11,7 @@ import functools
 import re
 from typing import Any, Callable
 
-from node_setup.agent.facts.scene import Mount, Scene, integer, parse_mounts, run_side_by_side
+from node_setup.agent.facts.reading import MachineReading, Mount, integer, parse_mounts, run_side_by_side
 from node_setup.agent.host import TIMED_OUT
 
 EMPTY: dict[str, Any] = {
@@ -44,29 +44,29 @@ _NO_NETWORKS = "Network is down"
 _NO_ANSWER = {"exists": None, "empty": None, "layout": None, "error": "the file system did not answer"}
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    mounts = _mounts(scene)
-    lctl, lfs, lnetctl = (scene.host.which(name) is not None for name in ("lctl", "lfs", "lnetctl"))
-    loaded = "lustre" in scene.loaded or scene.host.exists("/sys/fs/lustre/version") or bool(mounts)
-    paths = [path for path in scene.wanted.stripe_paths if any(_holds(mount, path) for mount in mounts)]
+def collect(reading: MachineReading) -> dict[str, Any]:
+    mounts = _mounts(reading)
+    lctl, lfs, lnetctl = (reading.host.which(name) is not None for name in ("lctl", "lfs", "lnetctl"))
+    loaded = "lustre" in reading.loaded or reading.host.exists("/sys/fs/lustre/version") or bool(mounts)
+    paths = [path for path in reading.wanted.stripe_paths if any(_holds(mount, path) for mount in mounts)]
     calls: dict[str, Callable[[], Any]] = {}
     if lctl and loaded:
-        calls["lustre.parameters"] = lambda: _parameters(scene)
-    if lnetctl and (loaded or "lnet" in scene.loaded):
-        calls["lustre.nets"] = lambda: _nets(scene)
-        calls["lustre.preferred"] = lambda: _parsed(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
+        calls["lustre.parameters"] = lambda: _parameters(reading)
+    if lnetctl and (loaded or "lnet" in reading.loaded):
+        calls["lustre.nets"] = lambda: _nets(reading)
+        calls["lustre.preferred"] = lambda: _parsed(reading, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
     if lnetctl:
-        calls["lustre.interface"] = lambda: _interface(scene)
+        calls["lustre.interface"] = lambda: _interface(reading)
     if lnetctl and mounts:
-        calls["lustre.peers"] = lambda: _parsed(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
+        calls["lustre.peers"] = lambda: _parsed(reading, "peers", ["lnetctl", "peer", "show"], parse_peers)
     if lfs and mounts:
-        calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
+        calls["lustre.osts"] = lambda: _osts(reading, mounts[0].target)
     for path in paths:
-        calls[f"lustre.stripes.{path}"] = functools.partial(_stripe, scene, path, lfs)
-    results = run_side_by_side(scene, calls, within=3 * _ANSWER_SECONDS)
+        calls[f"lustre.stripes.{path}"] = functools.partial(_stripe, reading, path, lfs)
+    results = run_side_by_side(reading, calls, within=3 * _ANSWER_SECONDS)
     return {
         "lustre": {
-            "client": _version(scene, lctl) if loaded else None,
+            "client": _version(reading, lctl) if loaded else None,
             "loaded": loaded,
             "lctl": lctl,
             "lfs": lfs,
@@ -77,21 +77,21 @@ def collect(scene: Scene) -> dict[str, Any]:
             "peers": results.get("lustre.peers"),
             "preferred": results.get("lustre.preferred"),
             "interface": results.get("lustre.interface"),
-            "aws_configured": _aws_configured(scene),
+            "aws_configured": _aws_configured(reading),
             "stripes": {path: results[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
             "osts": results.get("lustre.osts"),
         }
     }
 
 
-def _mounts(scene: Scene) -> list[Mount]:
+def _mounts(reading: MachineReading) -> list[Mount]:
     """Return the Lustre mounts. Where a wanted directory lies below a mount on demand, that is mounted first."""
-    waiting = [mount for mount in scene.mounts if mount.fstype == "autofs"]
+    waiting = [mount for mount in reading.mounts if mount.fstype == "autofs"]
     for mount in waiting:
-        if any(_holds(mount, path) for path in scene.wanted.stripe_paths):
-            scene.host.run(_list(mount.target), _ANSWER_SECONDS)
-            scene.mounts = parse_mounts(scene.host.read("/proc/mounts") or "")
-    return [mount for mount in scene.mounts if mount.fstype == "lustre"]
+        if any(_holds(mount, path) for path in reading.wanted.stripe_paths):
+            reading.host.run(_list(mount.target), _ANSWER_SECONDS)
+            reading.mounts = parse_mounts(reading.host.read("/proc/mounts") or "")
+    return [mount for mount in reading.mounts if mount.fstype == "lustre"]
 
 
 def _list(path: str) -> list[str]:
@@ -107,31 +107,31 @@ def _mount(mount: Mount) -> dict[str, Any]:
     return {"target": mount.target, "source": mount.source, "options": list(mount.options)}
 
 
-def _version(scene: Scene, lctl: bool) -> str | None:
+def _version(reading: MachineReading, lctl: bool) -> str | None:
     """Return the version of the loaded client, from the kernel or from its program; for a client that is not loaded no program
     is run."""
-    text = scene.text("/sys/fs/lustre/version") or scene.text("/sys/module/lustre/version")
+    text = reading.text("/sys/fs/lustre/version") or reading.text("/sys/module/lustre/version")
     if text is None and lctl:
-        text = scene.ask("lustre.client", ["lctl", "--version"])
+        text = reading.ask("lustre.client", ["lctl", "--version"])
     match = re.search(r"\d+\.\d+[\w.-]*", text or "")
     return match[0] if match else None
 
 
-def _aws_configured(scene: Scene) -> bool:
+def _aws_configured(reading: MachineReading) -> bool:
     return any(
-        scene.host.exists(f"{folder}/{AWS_UNIT}") for folder in ("/etc/systemd/system", "/usr/lib/systemd/system")
+        reading.host.exists(f"{folder}/{AWS_UNIT}") for folder in ("/etc/systemd/system", "/usr/lib/systemd/system")
     )
 
 
-def _parameters(scene: Scene) -> dict[str, dict[str, str]] | None:
+def _parameters(reading: MachineReading) -> dict[str, dict[str, str]] | None:
     """Read all patterns with one call. lctl fails when any of them matches nothing, which only says that there is none."""
-    patterns = scene.wanted.lustre_parameters
+    patterns = reading.wanted.lustre_parameters
     if not patterns:
         return {}
-    done = scene.host.run(["lctl", "get_param", *patterns], _ANSWER_SECONDS)
+    done = reading.host.run(["lctl", "get_param", *patterns], _ANSWER_SECONDS)
     real = [line for line in done.err.splitlines() if line.strip() and "No such file" not in line]
     if not done.ok and (real or not done.err.strip()):
-        scene.fault("lustre.parameters", f"lctl get_param: {real[-1] if real else done.complaint}")
+        reading.fault("lustre.parameters", f"lctl get_param: {real[-1] if real else done.complaint}")
         if done.status == TIMED_OUT or not done.out:
             return None
     return by_pattern(patterns, parse_parameters(done.out))
@@ -161,18 +161,20 @@ def by_pattern(patterns: tuple[str, ...], values: dict[str, str]) -> dict[str, d
     }
 
 
-def _nets(scene: Scene) -> list[dict[str, Any]] | None:
-    done = scene.host.run(["lnetctl", "net", "show", "-v"], _ANSWER_SECONDS)
+def _nets(reading: MachineReading) -> list[dict[str, Any]] | None:
+    done = reading.host.run(["lnetctl", "net", "show", "-v"], _ANSWER_SECONDS)
     if not done.ok and _NO_NETWORKS in done.out + done.err:
         return []
     if not done.ok:
-        scene.fault("lustre.nets", f"lnetctl: {done.complaint}")
+        reading.fault("lustre.nets", f"lnetctl: {done.complaint}")
         return None
     return parse_nets(done.out)
 
 
-def _parsed(scene: Scene, fact: str, command: list[str], parse: Callable[[str], list[Any]]) -> list[Any] | None:
-    text = scene.ask(f"lustre.{fact}", command, _ANSWER_SECONDS)
+def _parsed(
+    reading: MachineReading, fact: str, command: list[str], parse: Callable[[str], list[Any]]
+) -> list[Any] | None:
+    text = reading.ask(f"lustre.{fact}", command, _ANSWER_SECONDS)
     return None if text is None else parse(text)
 
 
@@ -219,17 +221,17 @@ def parse_udsp(text: str) -> list[str]:
     return re.findall(r"^[ \t]*src:[ \t]*(?!NA\b)(\S+)[ \t]*$", text, re.MULTILINE)
 
 
-def _interface(scene: Scene) -> str | None:
+def _interface(reading: MachineReading) -> str | None:
     """Return the interface of the node's own address, else of the default route: a HyperPod node has the service's network
     card beside that of the cluster's VPC. AWS's script for Lustre over EFA goes by `hostname -i` as well
     (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
-    own = scene.host.run(["hostname", "-i"], _ANSWER_SECONDS)
-    held = scene.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
+    own = reading.host.run(["hostname", "-i"], _ANSWER_SECONDS)
+    held = reading.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
     if own.ok and held.ok:
         interface = own_interface(own.out, held.out)
         if interface is not None:
             return interface
-    return default_interface(scene.host.read("/proc/net/route") or "")
+    return default_interface(reading.host.read("/proc/net/route") or "")
 
 
 def own_interface(own: str, held: str) -> str | None:
@@ -255,8 +257,8 @@ def default_interface(text: str) -> str | None:
     return min(routes, default=(0, None))[1]
 
 
-def _osts(scene: Scene, target: str) -> dict[str, Any] | None:
-    text = scene.ask("lustre.osts", ["lfs", "df", target], _ANSWER_SECONDS)
+def _osts(reading: MachineReading, target: str) -> dict[str, Any] | None:
+    text = reading.ask("lustre.osts", ["lfs", "df", target], _ANSWER_SECONDS)
     return None if text is None else parse_df(text)
 
 
@@ -285,10 +287,10 @@ def parse_df(text: str) -> dict[str, Any]:
     }
 
 
-def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
+def _stripe(reading: MachineReading, path: str, lfs: bool) -> dict[str, Any]:
     """Read a directory's own entries (`empty`) and the layout that new files in it get, its own or an inherited one."""
     state: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
-    listed = scene.host.run(_list(path), _ANSWER_SECONDS)
+    listed = reading.host.run(_list(path), _ANSWER_SECONDS)
     if not listed.ok:
         if "No such file or directory" in listed.err:
             return {**state, "exists": False}
@@ -296,7 +298,7 @@ def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
     state = {**state, "exists": True, "empty": not listed.out.strip()}
     if not lfs:
         return {**state, "error": "there is no lfs"}
-    printed = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
+    printed = reading.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
     layout = parse_layout(printed.out) if printed.ok else None
     if layout is None:
         return {

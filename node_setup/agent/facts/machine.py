@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from node_setup.agent.facts.scene import Scene, integer, space, start_ticks
+from node_setup.agent.facts.reading import MachineReading, integer, space, start_ticks
 
 EMPTY: dict[str, Any] = {"host": {}, "os": {}, "kernel": {}, "cpu": {}, "memory": {}, "disk": {}, "boot_outcome": None}
 DISKS = ("/", "/etc")
@@ -15,23 +15,23 @@ BOOT_OUTCOME = "/var/lib/lustrain/boot"
 _HEAD_BYTES = 4096
 
 
-def collect(scene: Scene) -> dict[str, Any]:
+def collect(reading: MachineReading) -> dict[str, Any]:
     return {
-        "host": _host(scene),
-        "os": parse_os_release(scene.host.read("/etc/os-release") or scene.host.read("/usr/lib/os-release") or ""),
-        "kernel": _kernel(scene),
-        "cpu": _cpu(scene),
-        "memory": _memory(scene),
-        "disk": {path: _disk(scene, path) for path in DISKS},
-        "boot_outcome": scene.text(BOOT_OUTCOME),
+        "host": _host(reading),
+        "os": parse_os_release(reading.host.read("/etc/os-release") or reading.host.read("/usr/lib/os-release") or ""),
+        "kernel": _kernel(reading),
+        "cpu": _cpu(reading),
+        "memory": _memory(reading),
+        "disk": {path: _disk(reading, path) for path in DISKS},
+        "boot_outcome": reading.text(BOOT_OUTCOME),
     }
 
 
-def _host(scene: Scene) -> dict[str, Any]:
+def _host(reading: MachineReading) -> dict[str, Any]:
     return {
-        "name": scene.text("/proc/sys/kernel/hostname"),
-        "boot_id": scene.text("/proc/sys/kernel/random/boot_id"),
-        "pid1_start": start_ticks(scene.host.read("/proc/1/stat") or ""),
+        "name": reading.text("/proc/sys/kernel/hostname"),
+        "boot_id": reading.text("/proc/sys/kernel/random/boot_id"),
+        "pid1_start": start_ticks(reading.host.read("/proc/1/stat") or ""),
     }
 
 
@@ -48,12 +48,12 @@ def parse_os_release(text: str) -> dict[str, Any]:
     return {"id": values.get("ID") or None, "version": values.get("VERSION_ID") or None, "family": family}
 
 
-def _kernel(scene: Scene) -> dict[str, Any]:
+def _kernel(reading: MachineReading) -> dict[str, Any]:
     return {
-        "release": scene.text("/proc/sys/kernel/osrelease"),
-        "arch": scene.text("/proc/sys/kernel/arch") or os.uname().machine,
-        "cmdline": parse_cmdline(scene.host.read("/proc/cmdline") or ""),
-        "thp": bracketed_choice(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
+        "release": reading.text("/proc/sys/kernel/osrelease"),
+        "arch": reading.text("/proc/sys/kernel/arch") or os.uname().machine,
+        "cmdline": parse_cmdline(reading.host.read("/proc/cmdline") or ""),
+        "thp": bracketed_choice(reading.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
     }
 
 
@@ -70,19 +70,19 @@ def bracketed_choice(text: str) -> str | None:
     return match[1] if match else None
 
 
-def _cpu(scene: Scene) -> dict[str, Any]:
-    head = _head(scene, "/proc/cpuinfo")
+def _cpu(reading: MachineReading) -> dict[str, Any]:
+    head = _head(reading, "/proc/cpuinfo")
     return {
-        "count": count_of(scene.host.read("/sys/devices/system/cpu/online") or "") or os.cpu_count(),
+        "count": count_of(reading.host.read("/sys/devices/system/cpu/online") or "") or os.cpu_count(),
         "vendor": _field(head, "vendor_id") or _field(head, "CPU implementer"),
         "model": _field(head, "model name") or _field(head, "CPU part"),
     }
 
 
-def _head(scene: Scene, path: str) -> str:
+def _head(reading: MachineReading, path: str) -> str:
     """Read the beginning of a file that the kernel writes as it is read: all of it takes milliseconds on 192 processors."""
     try:
-        with open(scene.host.path(path), "rb", buffering=0) as file:
+        with open(reading.host.path(path), "rb", buffering=0) as file:
             return file.read(_HEAD_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
@@ -104,9 +104,9 @@ def count_of(ranges: str) -> int | None:
     return total
 
 
-def _memory(scene: Scene) -> dict[str, Any]:
-    values = parse_meminfo(scene.host.read("/proc/meminfo") or "")
-    total, shm = values.get("MemTotal"), space(scene.host, "/dev/shm")
+def _memory(reading: MachineReading) -> dict[str, Any]:
+    values = parse_meminfo(reading.host.read("/proc/meminfo") or "")
+    total, shm = values.get("MemTotal"), space(reading.host, "/dev/shm")
     return {
         "gib": None if total is None else round(total / 2**20, 2),
         "hugepages_total": values.get("HugePages_Total"),
@@ -121,8 +121,8 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)(?: kB)?$", text, re.MULTILINE)}
 
 
-def _disk(scene: Scene, path: str) -> dict[str, Any] | None:
-    stats = space(scene.host, path)
+def _disk(reading: MachineReading, path: str) -> dict[str, Any] | None:
+    stats = space(reading.host, path)
     if stats is None:
         return None
     return {

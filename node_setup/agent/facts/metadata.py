@@ -14,7 +14,7 @@ import socket
 import time
 from typing import Any
 
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 EMPTY: dict[str, Any] = {"metadata": {"reachable": False, "notice": None, "error": None}}
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -41,9 +41,9 @@ class MetadataError(Exception):
     """The service did not answer as it should; the message is one line."""
 
 
-def collect(scene: Scene) -> dict[str, Any]:
+def collect(reading: MachineReading) -> dict[str, Any]:
     """Return `metadata` and, as `_imds` for the fact `instance`, what the service says of the instance."""
-    endpoint = os.environ.get(ENDPOINT_VARIABLE) or (ENDPOINT if is_ec2(scene) else None)
+    endpoint = os.environ.get(ENDPOINT_VARIABLE) or (ENDPOINT if is_ec2(reading) else None)
     if endpoint is None:
         return {**EMPTY, "_imds": {}}
     try:
@@ -56,15 +56,15 @@ def collect(scene: Scene) -> dict[str, Any]:
         )
         identity = {name: service.get(path) for name, path in _IDENTITY.items()}
     except MetadataError as error:
-        scene.fault("metadata", str(error))
+        reading.fault("metadata", str(error))
         return {"metadata": {"reachable": False, "notice": None, "error": str(error)}, "_imds": {}}
     return {"metadata": {"reachable": True, "notice": notice, "error": None}, "_imds": identity}
 
 
-def is_ec2(scene: Scene) -> bool:
+def is_ec2(reading: MachineReading) -> bool:
     """Check for an EC2 instance by its firmware alone (EC2 user guide, identify EC2 instances)."""
     folder = "/sys/devices/virtual/dmi/id"
-    vendor, asset = (scene.text(f"{folder}/{name}") or "" for name in ("sys_vendor", "board_asset_tag"))
+    vendor, asset = (reading.text(f"{folder}/{name}") or "" for name in ("sys_vendor", "board_asset_tag"))
     return vendor == "Amazon EC2" or asset.startswith("i-")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from node_setup.agent.facts.scene import Scene, parse_mounts
+from node_setup.agent.facts.reading import MachineReading, parse_mounts
 
 EMPTY: dict[str, Any] = {"mounts": None}
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    text = scene.host.read("/proc/mounts")
+def collect(reading: MachineReading) -> dict[str, Any]:
+    text = reading.host.read("/proc/mounts")
     if text is None:
-        scene.fault("mounts", "/proc/mounts cannot be read")
+        reading.fault("mounts", "/proc/mounts cannot be read")
         return EMPTY
     return {"mounts": [{**mount._asdict(), "options": list(mount.options)} for mount in parse_mounts(text)]}

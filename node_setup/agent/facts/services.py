@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 EMPTY: dict[str, Any] = {"init": None, "services": None, "packages": {"manager": None, "held": None, "installed": None}}
 _PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result"
@@ -14,25 +14,25 @@ _PACKAGE = "\nPackage: "
 _LOCKS = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    init = _init(scene)
-    return {"init": init, "services": _services(scene, init), "packages": _packages(scene)}
+def collect(reading: MachineReading) -> dict[str, Any]:
+    init = _init(reading)
+    return {"init": init, "services": _services(reading, init), "packages": _packages(reading)}
 
 
-def _init(scene: Scene) -> str | None:
+def _init(reading: MachineReading) -> str | None:
     """Return the init system by the folder that shows whether a machine was booted with systemd (sd_booted(3)), as systemctl
     does."""
-    if scene.host.exists("/run/systemd/system"):
+    if reading.host.exists("/run/systemd/system"):
         return "systemd"
-    return "other" if scene.host.exists("/proc/1/comm") else None
+    return "other" if reading.host.exists("/proc/1/comm") else None
 
 
-def _services(scene: Scene, init: str | None) -> dict[str, Any] | None:
+def _services(reading: MachineReading, init: str | None) -> dict[str, Any] | None:
     """Read all units with one call. Without systemd there are none, which is not an error; None where it does not answer."""
-    wanted = scene.wanted.services
+    wanted = reading.wanted.services
     if not wanted or init != "systemd":
         return {}
-    text = scene.ask("services", ["systemctl", "show", f"--property={_PROPERTIES}", "--", *wanted])
+    text = reading.ask("services", ["systemctl", "show", f"--property={_PROPERTIES}", "--", *wanted])
     return None if text is None else parse_services(wanted, text)
 
 
@@ -56,17 +56,17 @@ def _service(block: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _packages(scene: Scene) -> dict[str, Any]:
+def _packages(reading: MachineReading) -> dict[str, Any]:
     """Read dpkg's own table as a file: `apt-mark` and `dpkg-query` take ten times as long."""
-    status = scene.host.read(_DPKG)
+    status = reading.host.read(_DPKG)
     if status is not None:
-        held, installed = parse_dpkg(status, scene.wanted.packages)
+        held, installed = parse_dpkg(status, reading.wanted.packages)
         return {"manager": "apt", "held": held, "installed": installed}
-    if not scene.host.which("rpm"):
+    if not reading.host.which("rpm"):
         return {"manager": None, "held": [], "installed": {}}
-    locked = (scene.host.read(path) for path in _LOCKS)
+    locked = (reading.host.read(path) for path in _LOCKS)
     held = sorted({name for text in locked if text for name in parse_versionlock(text)})
-    return {"manager": "dnf", "held": held, "installed": _rpm(scene)}
+    return {"manager": "dnf", "held": held, "installed": _rpm(reading)}
 
 
 def parse_dpkg(text: str, patterns: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
@@ -100,9 +100,9 @@ def parse_versionlock(text: str) -> list[str]:
     return [match[1] for match in matches if match]
 
 
-def _rpm(scene: Scene) -> dict[str, str] | None:
-    if not scene.wanted.packages:
+def _rpm(reading: MachineReading) -> dict[str, str] | None:
+    if not reading.wanted.packages:
         return {}
     form = "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"
-    text = scene.ask("packages", ["rpm", "-qa", "--queryformat", form, *scene.wanted.packages])
+    text = reading.ask("packages", ["rpm", "-qa", "--queryformat", form, *reading.wanted.packages])
     return None if text is None else dict(line.partition("\t")[::2] for line in text.splitlines())

@@ -10,7 +10,7 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.facts.scene import parse_mounts
+from node_setup.agent.facts.reading import parse_mounts
 from node_setup.agent.host import Host
 from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED, made_by_others
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Request

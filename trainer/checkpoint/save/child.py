@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import trainer
 from trainer.checkpoint.format.records import Entry
-from trainer.checkpoint.save.writer import Job, Reply, decode_reply
+from trainer.checkpoint.save.writer import Job, StoreResult, decode_result
 
 _END_S = 2.0
 """How long a writer may take to end before it is killed."""
@@ -70,7 +70,7 @@ class WriterProcess:
 
     def write(
         self, job: Job, memory: SharedMemory, entries: Sequence[Entry], *, living: Collection[int], timeout_s: float
-    ) -> Reply:
+    ) -> StoreResult:
         """Have one save stored and return how it went; memory not among the numbers `living` is released before.
 
         Raises WriterDiedError.
@@ -84,7 +84,7 @@ class WriterProcess:
                 self._send({"op": "entries", "entries": [asdict(entry) for entry in entries]})
                 self._entries = entries
             self._send({"op": "save", **asdict(job)})
-            return decode_reply(self._line())
+            return decode_result(self._line())
         except TimeoutError:
             self.kill()
             self._ending()

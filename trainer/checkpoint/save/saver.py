@@ -27,7 +27,7 @@ from trainer.checkpoint.save.commit import commit, exact_json, manifest_of, prin
 from trainer.checkpoint.save.flight import FinishedSave, Flight
 from trainer.checkpoint.save.protocol import RankResult, SaveOutcome, SaveProtocol, SaveStart
 from trainer.checkpoint.save.stage import Staged, Staging, StagingError
-from trainer.checkpoint.save.writer import Job, Reply
+from trainer.checkpoint.save.writer import Job, StoreResult
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED
@@ -244,9 +244,9 @@ class Checkpointer:
 
     def _write(self, flight: Flight) -> RankResult:
         """Have the child store this rank's part; returns this rank's result."""
-        reply = Reply(flight.number, error=flight.problem)
+        reply = StoreResult(flight.number, error=flight.problem)
         if self._stop.is_set():
-            reply = Reply(flight.number, error="the checkpointer was closed")
+            reply = StoreResult(flight.number, error="the checkpointer was closed")
         elif flight.staged is not None:
             try:
                 reply = self._writer.write(
@@ -257,7 +257,7 @@ class Checkpointer:
                     timeout_s=2 * self._options.vote_timeout_s,
                 )
             except (WriterDiedError, OSError) as error:
-                reply = Reply(flight.number, error=str(error))
+                reply = StoreResult(flight.number, error=str(error))
                 self._start_writer()
             flight.written.update(reply.seconds)
             self._report_restarts(reply.error)

@@ -62,7 +62,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Reply:
+class StoreResult:
     """How a job went: `stored`, or `error` in one line. `tiers` maps each tier that failed to the reason."""
 
     save: int
@@ -117,7 +117,7 @@ def summed(memory: Memory, size: int, threads: int) -> Contents:
     return Contents(memory.fd, size, tuple(blocks))
 
 
-def store_rank(job: Job, entries: tuple[Entry, ...], memory: Memory, store: ObjectStore) -> Reply:
+def store_rank(job: Job, entries: tuple[Entry, ...], memory: Memory, store: ObjectStore) -> StoreResult:
     """Write tiers, then the run: data before index. A tier that fails is reported and passed over.
 
     Raises UserError (StorageError among them) or OSError when the run itself cannot be written.
@@ -136,7 +136,7 @@ def store_rank(job: Job, entries: tuple[Entry, ...], memory: Memory, store: Obje
     clock.lap("tiers")
     _put_both(store, job, contents, index)
     clock.lap("store")
-    return Reply(job.save, Stored(job.size, crc, len(index), crc64nvme(index)), tiers=failed, seconds=clock.laps)
+    return StoreResult(job.save, Stored(job.size, crc, len(index), crc64nvme(index)), tiers=failed, seconds=clock.laps)
 
 
 def _put_both(store: ObjectStore, job: Job, contents: Contents, index: bytes) -> None:
@@ -204,10 +204,10 @@ class Server:
                 self._stores[job.store] = open_store(job.store, name="run.uri")
             reply = store_rank(job, self._entries, self._memories[job.buffer], self._stores[job.store])
         except (UserError, OSError) as error:
-            reply = Reply(job.save, error=str(error))
+            reply = StoreResult(job.save, error=str(error))
         self._answer(reply)
 
-    def _answer(self, reply: Reply) -> None:
+    def _answer(self, reply: StoreResult) -> None:
         try:
             self._control.sendall(json.dumps(asdict(reply)).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
@@ -230,11 +230,11 @@ def main() -> int:
     os._exit(0)
 
 
-def decode_reply(line: bytes) -> Reply:
+def decode_result(line: bytes) -> StoreResult:
     """Decode, on the parent's end, what `Server._answer` sent."""
     body = json.loads(line)
     stored = body.pop("stored")
-    return Reply(stored=None if stored is None else Stored(**stored), **body)
+    return StoreResult(stored=None if stored is None else Stored(**stored), **body)
 
 
 def _die(args: threading.ExceptHookArgs) -> None:

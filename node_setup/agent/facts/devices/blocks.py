@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from node_setup.agent.facts.machine import bracketed_choice
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
@@ -45,34 +45,34 @@ Places = dict[str, list[tuple[str, str]]]
 _MD_MAGIC = struct.pack("<I", 0xA92B4EFC)
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    names = scene.host.names("/sys/block")
-    places = _places(scene)
-    disks = [_disk(scene, name, places) for name in names if not _SKIPPED.match(name) and _real(scene, name)]
-    arrays = [_array(scene, name, places) for name in names if name.startswith("md") and _real(scene, name)]
+def collect(reading: MachineReading) -> dict[str, Any]:
+    names = reading.host.names("/sys/block")
+    places = _places(reading)
+    disks = [_disk(reading, name, places) for name in names if not _SKIPPED.match(name) and _real(reading, name)]
+    arrays = [_array(reading, name, places) for name in names if name.startswith("md") and _real(reading, name)]
     return {"blocks": disks, "arrays": arrays}
 
 
-def _real(scene: Scene, name: str) -> bool:
+def _real(reading: MachineReading, name: str) -> bool:
     """Leave out empty drives, arrays that are not assembled, and paths that the multipath code hides."""
-    return bool(scene.number(f"/sys/block/{name}/size")) and scene.text(f"/sys/block/{name}/hidden") != "1"
+    return bool(reading.number(f"/sys/block/{name}/size")) and reading.text(f"/sys/block/{name}/hidden") != "1"
 
 
-def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
+def _array(reading: MachineReading, name: str, places: Places) -> dict[str, Any]:
     """Describe an array of disks, and what lies on it, as for a disk."""
-    level, members = scene.text(f"/sys/block/{name}/md/level"), scene.host.names(f"/sys/block/{name}/slaves")
-    use = {key: value for key, value in _use(scene, name, places).items() if key != "partitions"}
+    level, members = reading.text(f"/sys/block/{name}/md/level"), reading.host.names(f"/sys/block/{name}/slaves")
+    use = {key: value for key, value in _use(reading, name, places).items() if key != "partitions"}
     return {"name": name, "path": f"/dev/{name}", "level": level, "members": members, **use}
 
 
-def _places(scene: Scene) -> Places:
+def _places(reading: MachineReading) -> Places:
     """Return (mount point, file system) by device, by its number `259:0` and its path; swap counts as mounted, as in lsblk."""
     places: Places = {}
-    for mount in scene.mounts:
+    for mount in reading.mounts:
         places.setdefault(mount.source, []).append((mount.target, mount.fstype))
-    for number, target, fstype in parse_mountinfo(scene.host.read("/proc/self/mountinfo") or ""):
+    for number, target, fstype in parse_mountinfo(reading.host.read("/proc/self/mountinfo") or ""):
         places.setdefault(number, []).append((target, fstype))
-    for line in (scene.host.read("/proc/swaps") or "").splitlines()[1:]:
+    for line in (reading.host.read("/proc/swaps") or "").splitlines()[1:]:
         places.setdefault(line.split()[0] if line.split() else "", []).append(("[SWAP]", "swap"))
     return places
 
@@ -87,31 +87,31 @@ def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _mounted(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
-    number = scene.text(f"{folder}/dev") or name
+def _mounted(reading: MachineReading, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
+    number = reading.text(f"{folder}/dev") or name
     return list(dict.fromkeys([*places.get(number, []), *places.get(f"/dev/{name}", [])]))
 
 
-def _below(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
+def _below(reading: MachineReading, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
     """Return where a device is mounted, itself or an array or logical volume that is built on it."""
-    targets = _mounted(scene, folder, name, places)
-    for holder in scene.host.names(f"{folder}/holders"):
-        mapped = scene.text(f"/sys/block/{holder}/dm/name")
+    targets = _mounted(reading, folder, name, places)
+    for holder in reading.host.names(f"{folder}/holders"):
+        mapped = reading.text(f"/sys/block/{holder}/dm/name")
         targets += places.get(f"/dev/mapper/{mapped}", []) if mapped else []
-        targets += _below(scene, f"/sys/block/{holder}", holder, places)
+        targets += _below(reading, f"/sys/block/{holder}", holder, places)
     return list(dict.fromkeys(targets))
 
 
-def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
+def _disk(reading: MachineReading, name: str, places: Places) -> dict[str, Any]:
     folder = f"/sys/block/{name}"
-    model = scene.text(f"{folder}/device/model")
-    schedulers = scene.host.read(f"{folder}/queue/scheduler") or ""
-    use = _use(scene, name, places)
+    model = reading.text(f"{folder}/device/model")
+    schedulers = reading.host.read(f"{folder}/queue/scheduler") or ""
+    use = _use(reading, name, places)
     return {
         "name": name,
         "path": f"/dev/{name}",
         "model": model,
-        "bytes": _size(scene, name),
+        "bytes": _size(reading, name),
         "instance_store": model == INSTANCE_STORE,
         "scheduler": bracketed_choice(schedulers) or (schedulers.strip() or None),
         "schedulers": schedulers.replace("[", "").replace("]", "").split(),
@@ -120,46 +120,46 @@ def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
     }
 
 
-def _size(scene: Scene, name: str) -> int:
+def _size(reading: MachineReading, name: str) -> int:
     """Return the size in bytes; the kernel counts blocks of 512 bytes whatever a disk's own blocks are."""
-    return (scene.number(f"/sys/block/{name}/size") or 0) * 512
+    return (reading.number(f"/sys/block/{name}/size") or 0) * 512
 
 
-def _use(scene: Scene, name: str, places: Places) -> dict[str, Any]:
+def _use(reading: MachineReading, name: str, places: Places) -> dict[str, Any]:
     """Return who uses a disk, or what lies on it."""
-    host, folder = scene.host, f"/sys/block/{name}"
+    host, folder = reading.host, f"/sys/block/{name}"
     partitions = [entry for entry in host.names(folder) if host.exists(f"{folder}/{entry}/partition")]
     folders = [(folder, name), *((f"{folder}/{partition}", partition) for partition in partitions)]
     holders = sorted({holder for inner, _ in folders for holder in host.names(f"{inner}/holders")})
-    mounted = [place for inner, part in folders for place in _below(scene, inner, part, places)]
+    mounted = [place for inner, part in folders for place in _below(reading, inner, part, places)]
     targets = list(dict.fromkeys(target for target, _ in mounted))
     used = bool(partitions or holders or targets)
     fstype, blank = (
-        (_direct(scene, folder, name, places), False) if used else _contents(scene, name, _size(scene, name))
+        (_direct(reading, folder, name, places), False) if used else _contents(reading, name, _size(reading, name))
     )
     return {"fstype": fstype, "holders": holders, "partitions": partitions, "mountpoints": targets, "blank": blank}
 
 
-def _direct(scene: Scene, folder: str, name: str, places: Places) -> str | None:
-    mounted = _mounted(scene, folder, name, places)
+def _direct(reading: MachineReading, folder: str, name: str, places: Places) -> str | None:
+    mounted = _mounted(reading, folder, name, places)
     return mounted[0][1] if mounted else None
 
 
-def _contents(scene: Scene, name: str, size: int) -> tuple[str | None, bool | None]:
+def _contents(reading: MachineReading, name: str, size: int) -> tuple[str | None, bool | None]:
     """Return what lies on an unused disk and whether it is blank: both None for a disk that cannot be read."""
     try:
         # Exclusive: a disk that another mount namespace or a hidden holder uses answers "busy" (open(2), O_EXCL on devices).
-        descriptor = os.open(scene.host.path(f"/dev/{name}"), os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        descriptor = os.open(reading.host.path(f"/dev/{name}"), os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
             return None, False
-        scene.fault(f"blocks.{name}", f"cannot tell whether it is blank: {error.strerror}")
+        reading.fault(f"blocks.{name}", f"cannot tell whether it is blank: {error.strerror}")
         return None, None
     try:
         head = os.pread(descriptor, min(_ENDS_BYTES, size), 0)
         tail = os.pread(descriptor, min(_ENDS_BYTES, size), max(size - _ENDS_BYTES, 0))
     except OSError as error:
-        scene.fault(f"blocks.{name}", f"cannot be read: {error.strerror}")
+        reading.fault(f"blocks.{name}", f"cannot be read: {error.strerror}")
         return None, None
     finally:
         os.close(descriptor)

@@ -6,7 +6,7 @@ import posixpath
 import re
 from typing import Any
 
-from node_setup.agent.facts.scene import Scene
+from node_setup.agent.facts.reading import MachineReading
 
 EMPTY: dict[str, Any] = {"efa": dict.fromkeys(("devices", "pci", "domains", "installer", "libfabric", "plugins"))}
 AMAZON = 0x1D0F
@@ -26,55 +26,55 @@ PLUGIN_FOLDERS = (
 _PLUGIN = re.compile(r"libnccl-net(-ofi|-aws-ofi)?\.so$")
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    devices = [device for name in scene.host.names("/sys/class/infiniband") if (device := _device(scene, name))]
-    installer, libfabric = parse_installed(scene.host.read("/opt/amazon/efa_installed_packages") or "")
+def collect(reading: MachineReading) -> dict[str, Any]:
+    devices = [device for name in reading.host.names("/sys/class/infiniband") if (device := _device(reading, name))]
+    installer, libfabric = parse_installed(reading.host.read("/opt/amazon/efa_installed_packages") or "")
     return {
         "efa": {
             "devices": devices,
-            "pci": _on_the_bus(scene),
-            "domains": _domains(scene) if devices and scene.host.which("fi_info") else None,
+            "pci": _on_the_bus(reading),
+            "domains": _domains(reading) if devices and reading.host.which("fi_info") else None,
             "installer": installer,
             "libfabric": libfabric,
-            "plugins": _plugins(scene),
+            "plugins": _plugins(reading),
         }
     }
 
 
-def _on_the_bus(scene: Scene) -> int | None:
+def _on_the_bus(reading: MachineReading) -> int | None:
     """Count the adapters, including those that no driver has taken."""
-    if scene.devices is None:
+    if reading.devices is None:
         return None
-    return sum(device.vendor == AMAZON and device.device in EFA_DEVICES for device in scene.devices)
+    return sum(device.vendor == AMAZON and device.device in EFA_DEVICES for device in reading.devices)
 
 
-def _device(scene: Scene, name: str) -> dict[str, Any] | None:
+def _device(reading: MachineReading, name: str) -> dict[str, Any] | None:
     """Leave out other RDMA devices: those with a driver of another name, or with none and of another vendor."""
     folder = f"/sys/class/infiniband/{name}"
-    link = scene.host.link(f"{folder}/device/driver")
+    link = reading.host.link(f"{folder}/device/driver")
     driver = posixpath.basename(link) if link else None
-    vendor = scene.text(f"{folder}/device/vendor")
+    vendor = reading.text(f"{folder}/device/vendor")
     if driver != "efa" and (driver is not None or vendor != f"0x{AMAZON:04x}"):
         return None
-    state = scene.text(f"{folder}/ports/1/state") or ""
+    state = reading.text(f"{folder}/ports/1/state") or ""
     counters = f"{folder}/ports/1/hw_counters"
     values = {
-        counter: scene.number(f"{counters}/{counter}")
-        for counter in scene.host.names(counters)
+        counter: reading.number(f"{counters}/{counter}")
+        for counter in reading.host.names(counters)
         if counter != "lifespan"
     }
     return {"name": name, "driver": driver, "state": state.partition(":")[2].strip() or None, "counters": values}
 
 
-def _domains(scene: Scene) -> list[str] | None:
+def _domains(reading: MachineReading) -> list[str] | None:
     command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
-    done = scene.host.run(command, 30.0)
+    done = reading.host.run(command, 30.0)
     if done.ok:
         return parse_domains(done.out)
     # -61 is ENODATA: libfabric searched and there is no device, which is an answer.
     if "-61" in done.out + done.err:
         return []
-    scene.fault("efa.domains", f"fi_info: {done.complaint}")
+    reading.fault("efa.domains", f"fi_info: {done.complaint}")
     return None
 
 
@@ -96,12 +96,12 @@ def parse_installed(text: str) -> tuple[str | None, str | None]:
     return (installer[1] if installer else None, libfabric[1] if libfabric else None)
 
 
-def _plugins(scene: Scene) -> list[str]:
+def _plugins(reading: MachineReading) -> list[str]:
     """Return one file of each folder that holds the plugin: two folders are two plugins, of which the loader takes either."""
     plugins: dict[str, str] = {}
     for folder in PLUGIN_FOLDERS:
-        names = [name for name in scene.host.names(folder) if _PLUGIN.match(name)]
+        names = [name for name in reading.host.names(folder) if _PLUGIN.match(name)]
         if names:
-            real = posixpath.realpath(str(scene.host.path(f"{folder}/{names[0]}")))
+            real = posixpath.realpath(str(reading.host.path(f"{folder}/{names[0]}")))
             plugins.setdefault(posixpath.dirname(real), f"{folder}/{names[0]}")
     return list(plugins.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable
 
-from node_setup.agent.facts.scene import Scene, integer, run_side_by_side
+from node_setup.agent.facts.reading import MachineReading, integer, run_side_by_side
 
 EMPTY: dict[str, Any] = {"gpu": dict.fromkeys(("present", "driver", "devices", "fabric_manager", "nvlinks", "xids"))}
 NVIDIA = 0x10DE
@@ -42,21 +42,21 @@ _SECONDS = 30.0
 """A driver that no process holds open initialises all GPUs first, which takes several seconds on eight."""
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    present = _present(scene)
+def collect(reading: MachineReading) -> dict[str, Any]:
+    present = _present(reading)
     if not present:
         return {"gpu": {**EMPTY["gpu"], "present": present}, "jobs": []}
-    if scene.host.which("nvidia-smi") is None:
-        scene.fault("gpu", "there is an NVIDIA device but no nvidia-smi: the driver is not installed")
-        return {"gpu": {**EMPTY["gpu"], "present": True}, "jobs": None if _driven(scene) else []}
+    if reading.host.which("nvidia-smi") is None:
+        reading.fault("gpu", "there is an NVIDIA device but no nvidia-smi: the driver is not installed")
+        return {"gpu": {**EMPTY["gpu"], "present": True}, "jobs": None if _driven(reading) else []}
     calls: dict[str, Callable[[], Any]] = {
-        "gpu.devices": lambda: _query(scene),
-        "gpu.nvlinks": lambda: _nvlinks(scene),
-        "gpu.processes": lambda: _processes(scene),
-        "gpu.xids": lambda: _xids(scene),
-        "gpu.fabric_manager": lambda: _fabric_manager(scene),
+        "gpu.devices": lambda: _query(reading),
+        "gpu.nvlinks": lambda: _nvlinks(reading),
+        "gpu.processes": lambda: _processes(reading),
+        "gpu.xids": lambda: _xids(reading),
+        "gpu.fabric_manager": lambda: _fabric_manager(reading),
     }
-    rows, nvlinks, processes, xids, manager = run_side_by_side(scene, calls, within=2 * _SECONDS).values()
+    rows, nvlinks, processes, xids, manager = run_side_by_side(reading, calls, within=2 * _SECONDS).values()
     devices = None if rows is None else [device_of(row) for row in rows]
     gpu = {
         "present": True,
@@ -69,28 +69,28 @@ def collect(scene: Scene) -> dict[str, Any]:
     return {"gpu": gpu, "jobs": None if processes is None else [{"kind": "gpu", "id": pid} for pid in processes]}
 
 
-def _present(scene: Scene) -> bool | None:
+def _present(reading: MachineReading) -> bool | None:
     """Check the bus for a GPU; where the bus is hidden, as in some containers, check what the driver shows."""
-    return True if _driven(scene) else scene.has(NVIDIA, DISPLAY, ACCELERATOR)
+    return True if _driven(reading) else reading.has(NVIDIA, DISPLAY, ACCELERATOR)
 
 
-def _driven(scene: Scene) -> bool:
+def _driven(reading: MachineReading) -> bool:
     """Check that a driver is loaded, without which no program uses a GPU."""
-    shown = any(re.fullmatch(r"nvidia\d+", name) for name in scene.host.names("/dev"))
-    return shown or scene.host.exists("/proc/driver/nvidia/version")
+    shown = any(re.fullmatch(r"nvidia\d+", name) for name in reading.host.names("/dev"))
+    return shown or reading.host.exists("/proc/driver/nvidia/version")
 
 
-def _query(scene: Scene) -> list[dict[str, str | None]] | None:
+def _query(reading: MachineReading) -> list[dict[str, str | None]] | None:
     fields: tuple[str, ...] = FIELDS
     while fields:
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        done = scene.host.run(command, _SECONDS)
+        done = reading.host.run(command, _SECONDS)
         if done.ok:
             return parse_rows(fields, done.out)
         unknown = re.search(r'Field "([^"]+)" is not a valid field', done.out + done.err)
         left = _without(fields, unknown[1]) if unknown else fields
         if left == fields:
-            scene.fault("gpu.devices", f"nvidia-smi: {done.complaint}")
+            reading.fault("gpu.devices", f"nvidia-smi: {done.complaint}")
             return None
         fields = left
     return None
@@ -169,9 +169,9 @@ def throttles(active: str) -> list[str] | None:
     return [name for bit, name in THROTTLES if mask & bit]
 
 
-def _processes(scene: Scene) -> list[str] | None:
+def _processes(reading: MachineReading) -> list[str] | None:
     command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
-    text = scene.ask("gpu.processes", command, _SECONDS)
+    text = reading.ask("gpu.processes", command, _SECONDS)
     return (
         None
         if text is None
@@ -179,13 +179,13 @@ def _processes(scene: Scene) -> list[str] | None:
     )
 
 
-def _nvlinks(scene: Scene) -> dict[str, dict[str, int]] | None:
+def _nvlinks(reading: MachineReading) -> dict[str, dict[str, int]] | None:
     """Return the links that are up and their errors since the driver was loaded; empty where the GPUs have no NVLink."""
-    state = scene.host.run(["nvidia-smi", "nvlink", "-s"], _SECONDS)
+    state = reading.host.run(["nvidia-smi", "nvlink", "-s"], _SECONDS)
     if not state.ok:
-        scene.fault("gpu.nvlinks", f"nvidia-smi nvlink -s: {state.complaint}")
+        reading.fault("gpu.nvlinks", f"nvidia-smi nvlink -s: {state.complaint}")
         return None
-    errors = scene.host.run(["nvidia-smi", "nvlink", "-e"], _SECONDS)
+    errors = reading.host.run(["nvidia-smi", "nvlink", "-e"], _SECONDS)
     counted = parse_nvlink_errors(errors.out) if errors.ok else {}
     return {gpu: {"up": up, "errors": counted.get(gpu, 0)} for gpu, up in parse_nvlinks(state.out).items()}
 
@@ -214,23 +214,23 @@ def _by_gpu(text: str) -> dict[str, list[str]]:
     return by_gpu
 
 
-def _fabric_manager(scene: Scene) -> str | None:
-    if scene.host.which("nv-fabricmanager") is None:
+def _fabric_manager(reading: MachineReading) -> str | None:
+    if reading.host.which("nv-fabricmanager") is None:
         return None
-    text = scene.ask("gpu.fabric_manager", ["nv-fabricmanager", "--version"])
+    text = reading.ask("gpu.fabric_manager", ["nv-fabricmanager", "--version"])
     match = re.search(r"\d+\.\d+(?:\.\d+)?", text or "")
     return match[0] if match else None
 
 
-def _xids(scene: Scene) -> list[dict[str, Any]] | None:
+def _xids(reading: MachineReading) -> list[dict[str, Any]] | None:
     """Read the Xids of this boot from the journal, which keeps all, or from the kernel's own buffer, which forgets."""
     pattern = "Xid|NVIDIA GPU|fallen off the bus"
     command = ["journalctl", "-k", "-b", "0", "-q", "-o", "cat", "--no-pager", "-g", pattern]
-    done = scene.host.run(command, _SECONDS) if scene.host.which("journalctl") else None
+    done = reading.host.run(command, _SECONDS) if reading.host.which("journalctl") else None
     # journalctl ends with 1 and says nothing where no line matches.
-    if done is not None and (done.ok or not done.err.strip()) and scene.host.exists("/run/systemd/system"):
+    if done is not None and (done.ok or not done.err.strip()) and reading.host.exists("/run/systemd/system"):
         return parse_xids(done.out)
-    text = scene.ask("gpu.xids", ["dmesg"])
+    text = reading.ask("gpu.xids", ["dmesg"])
     return None if text is None else parse_xids(text)
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from node_setup.agent.facts.devices.gpu import parse_rows
-from node_setup.agent.facts.scene import Scene, integer
+from node_setup.agent.facts.reading import MachineReading, integer
 
 EMPTY: dict[str, Any] = {"hpu": {"present": None, "driver": None, "devices": None}}
 HABANA = 0x1DA3
@@ -14,15 +14,15 @@ FIELDS = ("index", "module_id", "bus_id", "name", "driver_version", "memory.tota
 """These are names of `hl-smi -Q` (docs.habana.ai, System Management Interface Tool)."""
 
 
-def collect(scene: Scene) -> dict[str, Any]:
-    present = any(re.fullmatch(r"hl\d+", name) for name in scene.host.names("/dev")) or scene.has(HABANA)
-    if not present or scene.host.which("hl-smi") is None:
+def collect(reading: MachineReading) -> dict[str, Any]:
+    present = any(re.fullmatch(r"hl\d+", name) for name in reading.host.names("/dev")) or reading.has(HABANA)
+    if not present or reading.host.which("hl-smi") is None:
         if present:
-            scene.fault("hpu", "there is a Gaudi device but no hl-smi: its software is not installed")
+            reading.fault("hpu", "there is a Gaudi device but no hl-smi: its software is not installed")
         return {"hpu": {**EMPTY["hpu"], "present": present}}
-    text = scene.ask("hpu.devices", ["hl-smi", "-Q", ",".join(FIELDS), "-f", "csv,noheader"], 30.0)
+    text = reading.ask("hpu.devices", ["hl-smi", "-Q", ",".join(FIELDS), "-f", "csv,noheader"], 30.0)
     rows = None if text is None else parse_rows(FIELDS, text)
-    driver = scene.text("/sys/module/habanalabs/version") or (rows[0]["driver_version"] if rows else None)
+    driver = reading.text("/sys/module/habanalabs/version") or (rows[0]["driver_version"] if rows else None)
     return {"hpu": {"present": True, "driver": driver, "devices": rows and [device_of(row) for row in rows]}}
 
 

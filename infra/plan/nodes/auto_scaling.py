@@ -22,7 +22,7 @@ from lustrain.problem import UserError, problem
 GONE_WITHIN = "1h"
 """A group is deleted when its last node is gone, each after its hook; AWS ends those of a large group in turns."""
 SUSPENDED = ("AZRebalance",)
-"""The gang lives in one zone. ReplaceUnhealthy stays on: without it nothing follows a node that spot took
+"""The group lives in one zone. ReplaceUnhealthy stays on: without it nothing follows a node that spot took
 (https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html)."""
 METRICS = (
     "GroupDesiredCapacity",
@@ -82,7 +82,7 @@ class Image:
     """`id` as the user gave it, or the SSM parameter to look up when the template is first made.
 
     The answer is kept: a template that resolves the parameter at each launch would put next month's driver beside this
-    month's in one gang, and one that looked it up at each deployment would differ whenever AWS publishes. A new image is
+    month's in one group, and one that looked it up at each deployment would differ whenever AWS publishes. A new image is
     taken by naming its id. `family` names the kind, so that a group that changes kind looks up anew.
     `root_device` is None where only the image knows.
     """
@@ -96,7 +96,7 @@ class Image:
 @dataclass(frozen=True)
 class Interface:
     """A network interface as a launch template says it: a plain one has no `type`. Only the primary may say anything of
-    public addresses, and it says no: EC2 gives none to an instance with several interfaces, and a gang needs none."""
+    public addresses, and it says no: EC2 gives none to an instance with several interfaces, and our nodes need none."""
 
     card: int
     device: int
@@ -113,7 +113,7 @@ class Cpu:
 
 
 @dataclass(frozen=True)
-class GangPlan:
+class NodeGroupPlan:
     """One group. `tags` go on the group, its instances, their volumes and interfaces; `min_size` is below `count` only
     where the machines may not be there yet. `fill_at` is when a capacity block's group is filled, None where it is from the
     beginning; `empty_at` is when it goes to zero, RFC 3339; from then on
@@ -148,10 +148,10 @@ class GangPlan:
         return 0 if self.fill_at else self.count
 
 
-def gangs(spec: ClusterSpec, place: Place, now: datetime) -> tuple[GangPlan, ...]:
+def node_groups(spec: ClusterSpec, place: Place, now: datetime) -> tuple[NodeGroupPlan, ...]:
     """One plan for each worker group; UserError for a type that the snapshot does not know or that runs no Linux."""
     problems: list[str] = []
-    gangs: list[GangPlan] = []
+    node_groups: list[NodeGroupPlan] = []
     for index, group in enumerate(spec.groups):
         if group.role != "worker":
             continue
@@ -161,10 +161,10 @@ def gangs(spec: ClusterSpec, place: Place, now: datetime) -> tuple[GangPlan, ...
         elif kind.architecture not in CANONICAL:
             problems.append(problem(path, group.instance_type, f"is {kind.architecture}", allowed=", ".join(CANONICAL)))
         else:
-            gangs.append(_gang(spec, place, group, kind, now))
+            node_groups.append(_node_group(spec, place, group, kind, now))
     if problems:
         raise UserError(problems)
-    return tuple(gangs)
+    return tuple(node_groups)
 
 
 def untaggable(tags: Mapping[str, str]) -> tuple[str, ...]:
@@ -172,9 +172,9 @@ def untaggable(tags: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(key for key in tags if not TAG_KEY.fullmatch(key) or key in (".", "..", "_index"))
 
 
-def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance, now: datetime) -> GangPlan:
+def _node_group(spec: ClusterSpec, place: Place, group: Group, kind: Instance, now: datetime) -> NodeGroupPlan:
     name = f"{spec.name}-{group.name}"
-    return GangPlan(
+    return NodeGroupPlan(
         name=name,
         group=group.name,
         description=f"Lustrain cluster {spec.name}, group {group.name}, {place.region}",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import snapshot
 from infra.config import ClusterSpec
+from infra.plan.nodes.auto_scaling import Cpu, Interface, NodeGroupPlan, node_groups, untaggable
 from infra.plan.nodes.document import node_document
-from infra.plan.nodes.gang import Cpu, GangPlan, Interface, gangs, untaggable
 from infra.plan.nodes.nics import Policy, nics
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError
@@ -30,8 +30,8 @@ def spec(kind: str = "p5.48xlarge", *, network: dict[str, Any] | None = None, **
     return spec_of(groups=[train], network=network or {})
 
 
-def plan(kind: str = "p5.48xlarge", **changes: Any) -> GangPlan:
-    (found,) = gangs(spec(kind, **changes), AWS, NOW)
+def plan(kind: str = "p5.48xlarge", **changes: Any) -> NodeGroupPlan:
+    (found,) = node_groups(spec(kind, **changes), AWS, NOW)
     return found
 
 
@@ -55,7 +55,7 @@ def test_group_without_efa_has_one_plain_interface(policy: Policy) -> None:
 
 def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() -> None:
     train = {"name": "b", "instance_type": "p5.48xlarge", "count": 3}
-    found = gangs(
+    found = node_groups(
         spec_of(groups=[{**train, "name": "a", "instance_type": "g6e.48xlarge", "count": 2}, train]), AWS, NOW
     )
     assert [(one.name, one.group, one.instance_type, one.min_size, one.count) for one in found] == [
@@ -85,7 +85,7 @@ def test_a_blocks_group_wants_no_node_before_the_block_begins(
 def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied() -> None:
     """Afterwards it would ask for the nodes again, in a block that is over, and for a schedule in the past."""
     cluster = spec("p5en.48xlarge", capacity=BLOCK)
-    emptied = gangs(cluster, AWS, NOW)[0].empty_at
+    emptied = node_groups(cluster, AWS, NOW)[0].empty_at
     assert emptied is not None
     moment = datetime.fromisoformat(emptied)
 
@@ -157,7 +157,7 @@ def test_described_type_becomes_a_gang() -> None:
     """Its facts are those of a p6-b300 in other words, so that its template has the same interfaces and image."""
     train = {"name": "train", "instance_type": "p9.48xlarge", "count": 2}
     wanted = spec_of(groups=[train], instance_types={"p9.48xlarge": P9}, storage={"lustre": {"throughput_gb_s": 9.6}})
-    (found,), known = gangs(wanted, AWS, NOW), plan("p6-b300.48xlarge")
+    (found,), known = node_groups(wanted, AWS, NOW), plan("p6-b300.48xlarge")
     assert (found.interfaces, found.image, found.cpu) == (known.interfaces, known.image, known.cpu)
     told = node_document(wanted)["groups"]["train"]
     assert (told["gpus"], told["efa"], told["nvme"], told["lustre_efa"], told["by_hand"]) == (8, 16, 4, 2, True)
@@ -165,4 +165,4 @@ def test_described_type_becomes_a_gang() -> None:
 
 
 def test_controllers_and_logins_are_no_gangs() -> None:
-    assert gangs(spec(role="login"), AWS, NOW) == ()
+    assert node_groups(spec(role="login"), AWS, NOW) == ()

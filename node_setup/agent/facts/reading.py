@@ -42,7 +42,7 @@ class Process(NamedTuple):
 
 
 @dataclass
-class Scene:
+class MachineReading:
     """This holds what the collectors share while they read one machine."""
 
     host: Host
@@ -87,14 +87,14 @@ class Scene:
         return any(device.vendor == vendor and (not kinds or device.kind in kinds) for device in self.devices)
 
 
-def read_scene(host: Host, wanted: Wanted) -> Scene:
+def start_reading(host: Host, wanted: Wanted) -> MachineReading:
     """Read the lists that several collectors need, once."""
-    scene = Scene(host, wanted)
-    scene.mounts = scene.guarded("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")) or []
-    scene.devices = scene.guarded("devices", lambda: _pci(host))
-    scene.processes = scene.guarded("processes", lambda: _processes(host)) or []
-    scene.loaded = scene.guarded("loaded", lambda: _loaded(host)) or frozenset()
-    return scene
+    reading = MachineReading(host, wanted)
+    reading.mounts = reading.guarded("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")) or []
+    reading.devices = reading.guarded("devices", lambda: _pci(host))
+    reading.processes = reading.guarded("processes", lambda: _processes(host)) or []
+    reading.loaded = reading.guarded("loaded", lambda: _loaded(host)) or frozenset()
+    return reading
 
 
 def integer(text: str | None) -> int | None:
@@ -172,13 +172,13 @@ def start_ticks(stat: str) -> int | None:
     return integer(fields[19]) if len(fields) > 19 else None
 
 
-def run_side_by_side(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
+def run_side_by_side(reading: MachineReading, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
     """Run calls side by side and return their results by name; None and an error for each that failed or did not end in
     time."""
     results: dict[str, Any] = {}
 
     def run(name: str, call: Callable[[], Any]) -> None:
-        results[name] = scene.guarded(name, call)
+        results[name] = reading.guarded(name, call)
 
     threads = {name: threading.Thread(target=run, args=(name, call), daemon=True) for name, call in calls.items()}
     for thread in threads.values():
@@ -187,7 +187,7 @@ def run_side_by_side(scene: Scene, calls: Mapping[str, Callable[[], Any]], withi
     for name, thread in threads.items():
         thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
-            scene.fault(name, f"did not end within {within:g} s")
+            reading.fault(name, f"did not end within {within:g} s")
     return {name: results.get(name) for name in calls}
 
 

@@ -1,4 +1,4 @@
-"""A gang of EC2 instances: reservation, placement group, launch template, Auto Scaling group and its hook."""
+"""An Auto Scaling group of EC2 instances: reservation, placement group, launch template, the group itself and its hook."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.nodes.capacity import (
-    ON_DEMAND_STRATEGY,
-    PLATFORM,
-    SAVE_SECONDS,
-    SPOT_STRATEGY,
-    Mix,
-    ReservationPlan,
-)
-from infra.plan.nodes.gang import (
+from infra.plan.nodes.auto_scaling import (
     GONE_WITHIN,
     HOP_LIMIT,
     METRICS,
@@ -24,9 +16,17 @@ from infra.plan.nodes.gang import (
     ROOT_MB_S,
     SUSPENDED,
     TAGGED,
-    GangPlan,
     Image,
     Interface,
+    NodeGroupPlan,
+)
+from infra.plan.nodes.capacity import (
+    ON_DEMAND_STRATEGY,
+    PLATFORM,
+    SAVE_SECONDS,
+    SPOT_STRATEGY,
+    Mix,
+    ReservationPlan,
 )
 from infra.plan.nodes.user_data import encoded
 from lustrain.problem import UserError, problem, without_page
@@ -84,7 +84,7 @@ class Reservation(pulumi.ComponentResource):
         self.register_outputs({"reservation_id": self.reservation_id})
 
 
-class Gang(pulumi.ComponentResource):
+class AutoScalingNodeGroup(pulumi.ComponentResource):
     """All nodes of one group. `user_data` is the script as text; `reservation_id` that of capacity reserved beside it."""
 
     auto_scaling_group: pulumi.Output[str]
@@ -93,7 +93,7 @@ class Gang(pulumi.ComponentResource):
     def __init__(
         self,
         name: str,
-        plan: GangPlan,
+        plan: NodeGroupPlan,
         *,
         image: FoundImage,
         subnet_id: pulumi.Input[str],
@@ -168,7 +168,7 @@ class Gang(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in plan.tags.items()
             ],
-            # The last nodes of a large gang take longer to save and end than the provider's ten minutes.
+            # The last nodes of a large group take longer to save and end than the provider's ten minutes.
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=list(depends_on),
@@ -273,7 +273,7 @@ def _interface(
     )
 
 
-def _root(device: pulumi.Input[str], plan: GangPlan) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root(device: pulumi.Input[str], plan: NodeGroupPlan) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=device,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
