@@ -185,7 +185,7 @@ class BucketNames(Section):
     lifecycle: Bucket | None = None
 
 
-SLURM_SETTINGS_OF_THE_PLAN = frozenset(
+PLANNED_SLURM_KEYS = frozenset(
     {
         "authtype", "clustername", "downnodes", "frontendname", "grestypes", "include", "nodename", "nodeset", "partitionname",
         "slurmctldhost", "slurmctldlogfile", "slurmdlogfile", "slurmdspooldir", "slurmduser", "slurmuser", "statesavelocation",
@@ -198,10 +198,10 @@ SLURM_SETTINGS_OF_THE_PLAN = frozenset(
 def _slurm_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
     """Check keys and values of slurm.conf; https://slurm.schedmd.com/slurm.conf.html"""
     for key, value in settings.items():
-        if not re.fullmatch(r"[A-Za-z]+", key) or key.lower() in SLURM_SETTINGS_OF_THE_PLAN:
+        if not re.fullmatch(r"[A-Za-z]+", key) or key.lower() in PLANNED_SLURM_KEYS:
             raise ValueError(f"has {key}, which is not for setting here; allowed: other keys of slurm.conf")
         if not re.fullmatch(r"[!-~]+( [!-~]+)*", value) or "#" in value:
-            raise ValueError(f"has a value of {key} that is not one line of plain text; allowed: without # and quotes")
+            raise ValueError(f"has a value of {key} that is not one line of plain text; allowed: text without #")
     return settings
 
 

@@ -27,6 +27,7 @@ class Measured:
     steps: int
     ranks: int
     shard: int
+    tensor: int
     recompute: str
 
 
@@ -42,12 +43,13 @@ def measure(store: ObjectStore, work: Work) -> Measured:
     if len(same) < LEAST_STEPS:
         why = f"has {len(same)} steps of one start after its first {LEAST_STEPS}"
         raise UserError(problem("--run", store.uri, why, allowed=f"at least {LEAST_STEPS}", fix="train it for longer"))
-    ranks = int(same[-1]["world_size"])
+    ranks, tensor = int(same[-1]["world_size"]), int(settings.get("parallel.tensor", 1))
     return Measured(
         median(float(record["step_seconds"]) for record in same),
         len(same),
         ranks,
-        int(settings.get("parallel.shard", 1)) or ranks,
+        int(settings.get("parallel.shard", 1)) or ranks // tensor,
+        tensor,
         str(settings.get("train.activation_checkpointing", "none")),
     )
 
@@ -73,7 +75,8 @@ def efficiency(measured: Measured, work: Work, node: Node, uri: str) -> float:
     """Return the share of the GPU's peak that explains the run's step time on nodes of this type. UserError where none
     does."""
     nodes = max(1, -(-measured.ranks // node.gpus))
-    strategy = Strategy(measured.ranks // measured.shard, measured.shard, 1, measured.recompute)  # type: ignore[arg-type]
+    shard, tensor, recompute = measured.shard, measured.tensor, measured.recompute
+    strategy = Strategy(measured.ranks // (shard * tensor), shard, tensor, recompute)  # type: ignore[arg-type]
     found = efficiency_of(work, strategy, node, nodes, measured.step_s)
     if found is None:
         why = f"took {measured.step_s:.4g} s a step on {measured.ranks} ranks, which no {node.gpu} explains"

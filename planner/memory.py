@@ -56,11 +56,11 @@ def memory(work: Work, strategy: Strategy, kernels: Kernels = CUDA) -> Memory:
     parts = strategy.shard * strategy.tensor
     held = 4 * work.parameters // parts
     gradients = held
-    if strategy.shard == 1 and strategy.replicate > 1 and not work.bucket_views:
+    if not strategy.uses_fsdp and strategy.replicate > 1 and not work.bucket_views:
         gradients += held
     activations = _Activations(work, strategy, kernels)
     kept, loss = activations.kept, activations.loss
-    if strategy.shard > 1:
+    if strategy.uses_fsdp:
         first, block, reduced, last = _gathered(work, strategy)
         moments = [
             (first, kept + loss.kept, loss.working),
@@ -97,7 +97,7 @@ class _Activations:
         self._work, self._kernels, self._tensor = work, kernels, strategy.tensor
         self._bytes = work.compute_bytes
         # The embedding is gathered in the format that is computed with, and what is added to it keeps that format.
-        self._residual = work.compute_bytes if strategy.shard > 1 else 4
+        self._residual = work.compute_bytes if strategy.uses_fsdp else 4
         whole, recompute = self._block(), strategy.recompute
         of_block = {"none": whole, "selective": self._selective(), "full": self._part(self._residual * self._width)}
         kept = of_block[recompute]

@@ -54,8 +54,8 @@ class Request:
     checkpoint: CheckpointConfig
     efficiency: float = ASSUMED_EFFICIENCY
     efficiency_origin: str = "assumed"
-    configured: tuple[int, str] = (1, "none")
-    """`parallel.shard` and `train.activation_checkpointing` of the configuration."""
+    configured: tuple[int, int, str] = (1, 1, "none")
+    """`parallel.shard`, `parallel.tensor` and `train.activation_checkpointing` of the configuration."""
     assumptions: Assumptions = Assumptions()
     region: str = HOME
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Option:
 
     @property
     def runnable(self) -> bool:
-        return self.fits and self.step is not None and self.strategy.in_trainer
+        return self.fits and self.step is not None
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def plan(request: Request) -> Plan:
 
 def options_of(request: Request) -> Iterator[Option]:
     """Yield every strategy on the request's nodes."""
-    work, node = request.work, request.node
-    for strategy in strategies(request.nodes, node.gpus, heads=work.shape.kv_heads, shard=request.configured[0]):
+    work, node, (shard, tensor, _) = request.work, request.node, request.configured
+    for strategy in strategies(request.nodes, node.gpus, split=work.can_split, shard=shard, tensor=tensor):
         needs = memory(work, strategy)
         fits = needs.total <= node.usable_bytes
         if strategy.data_ranks > work.micro_batches:
@@ -168,7 +168,7 @@ def options_of(request: Request) -> Iterator[Option]:
 
 
 def fastest(options: tuple[Option, ...]) -> Option | None:
-    """Return the option with the shortest step of those that fit and that the trainer can run; on the same nodes it is the
+    """Return the option with the shortest step of those that fit; on the same nodes it is the
     cheapest too. Of equal ones the one that takes less memory."""
     found = [option for option in options if option.runnable]
     return min(found, key=lambda option: (option.step.total if option.step else 0.0, option.memory.total), default=None)
@@ -193,7 +193,7 @@ def _checkpoints(request: Request, strategy: Strategy) -> Checkpoints:
     size, assumed = request.work.checkpoint_bytes, request.assumptions
     stall = size / request.gpus / (assumed.copy_gb_s * 1e9)
     commit = size / request.nodes / (assumed.store_gb_s * 1e9)
-    of_node = size * min(1.0, request.node.gpus / strategy.shard)
+    of_node = size * min(1.0, request.node.gpus / (strategy.shard * strategy.tensor))
     return Checkpoints(size, stall, stall + commit, of_node / (assumed.store_gb_s * 1e9))
 
 
@@ -223,14 +223,14 @@ def _outcome(request: Request, best: Option, saves: Checkpoints, store: Storage,
 def _nothing_fits(request: Request, options: tuple[Option, ...]) -> str:
     """Return the line that says why, and names the nearest change that would fit."""
     work, node = request.work, request.node
-    ranks = {option.strategy.data_ranks for option in options if option.strategy.in_trainer}
+    ranks = {option.strategy.data_ranks for option in options}
     if min(ranks) > work.micro_batches:
-        why = f"{min(ranks)} GPUs cannot share the {work.micro_batches} micro-batches of a step"
-        most = work.micro_batches // node.gpus
+        why = f"a step has {work.micro_batches} micro-batches, fewer than the {min(ranks)} groups of GPUs that take their own"
+        most = work.micro_batches * max(option.strategy.tensor for option in options) // node.gpus
         allowed = f"at most {most}" if most else ""
         fix = "raise train.global_batch, lower train.micro_batch, or take fewer nodes"
         return problem("--nodes", request.nodes, why, allowed=allowed, fix=fix)
-    least = min((option for option in options if option.strategy.in_trainer), key=lambda option: option.memory.total)
+    least = min(options, key=lambda option: option.memory.total)
     gib = least.memory.total / 2**30
     name = f"{least.strategy.kind}, recomputation {least.strategy.recompute}"
     why = (

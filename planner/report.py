@@ -70,10 +70,9 @@ def _option_row(plan: Plan, option: Option) -> tuple[str, ...]:
     marks = []
     if option is plan.best:
         marks.append("<- fastest that fits")
-    if plan.request.configured == (option.strategy.shard, option.strategy.recompute) and option.strategy.in_trainer:
+    strategy = option.strategy
+    if plan.request.configured == (strategy.shard, strategy.tensor, strategy.recompute):
         marks.append("configured")
-    if not option.strategy.in_trainer:
-        marks.append("not in this trainer yet")
     times = ("-",) * 4
     if step is not None:
         times = (f"{step.total:.3g}", f"{step.exposed:.2g}", f"{option.mfu:.1%}", f"{option.tokens_per_s:,.0f}")
@@ -227,7 +226,6 @@ def _option_data(option: Option) -> dict[str, Any]:
         "replicate": option.strategy.replicate,
         "shard": option.strategy.shard,
         "tensor": option.strategy.tensor,
-        "in_trainer": option.strategy.in_trainer,
         "memory": asdict(option.memory) | {"total": option.memory.total},
         "fits": option.fits,
         "step": None if option.step is None else asdict(option.step) | {"total": option.step.total},

@@ -28,7 +28,7 @@ from trainer.parallel.mesh import mesh_problems
 from trainer.storage import open_store
 from trainer.tasks import make_task, problems_in
 from trainer.tasks.language_model import LanguageModel
-from trainer.tasks.models.llama import LlamaShape
+from trainer.tasks.models.llama import LlamaShape, tensor_problems
 
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 MOST_TOKENS = 1e16
@@ -40,7 +40,7 @@ def resolve_request(flags: PlanFlags) -> Request:
     config = settings.load(Path(flags.config), flags.set, also=problems_in)
     work = work_of(config)
     node, nodes = _nodes(flags, cluster)
-    _require_division(config, nodes * node.gpus)
+    _require_division(config, work, nodes * node.gpus)
     _require_peak(node, config)
     assumptions = _assumptions(flags)
     request = Request(
@@ -49,7 +49,11 @@ def resolve_request(flags: PlanFlags) -> Request:
         nodes,
         tokens_of(flags.tokens),
         config.checkpoint,
-        configured=(config.parallel.shard or nodes * node.gpus, config.train.activation_checkpointing),
+        configured=(
+            config.parallel.shard or nodes * node.gpus // config.parallel.tensor,
+            config.parallel.tensor,
+            config.train.activation_checkpointing,
+        ),
         assumptions=assumptions,
         region=region_of(flags.region, cluster),
         prices=prices_of(flags.price),
@@ -77,6 +81,7 @@ def work_of(config: Config) -> Work:
         config.precision,
         parallel.gradient_as_bucket_view,
         parallel.reshard,
+        train.compile,
     )
 
 
@@ -150,10 +155,12 @@ def region_of(name: str | None, cluster: Cluster | None) -> str:
     return name or (cluster.region if cluster else None) or HOME
 
 
-def _require_division(config: Config, gpus: int) -> None:
+def _require_division(config: Config, work: Work, gpus: int) -> None:
     """UserError for what the trainer would refuse on so many GPUs."""
-    train = config.train
+    train, tensor = config.train, config.parallel.tensor
     lines = list(mesh_problems(config.parallel, gpus))
+    if tensor > 1:
+        lines += tensor_problems(work.shape, tensor, length=work.seq_len, prefix="task")
     if train.global_batch % train.micro_batch:
         why = f"is not a multiple of micro_batch = {train.micro_batch}"
         fix = f"a micro_batch that divides {train.global_batch}"

@@ -50,7 +50,7 @@ def step_time(work: Work, strategy: Strategy, node: Node, nodes: int, efficiency
     # Backward does twice the operations of forward, and all that is recomputed.
     forward, backward = passes / 3, compute - passes / 3
     exposed = _tensor(work, strategy, node) * micro_batches
-    if strategy.shard > 1:
+    if strategy.uses_fsdp:
         exposed += _sharded(work, strategy, node, nodes, forward, backward, micro_batches)
     else:
         exposed += _replicated(work, strategy, node, nodes, backward)  # In the last micro-batch alone.

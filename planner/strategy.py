@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
@@ -23,9 +23,12 @@ class Strategy:
     @property
     def kind(self) -> str:
         if self.tensor > 1:
-            return "TP" if self.shard == self.replicate == 1 else "TP+FSDP2"
-        if self.shard == 1:
-            return "DDP"
+            return "TP" if self.data_ranks == 1 else f"TP+{self._kind_of_data_ranks}"
+        return "DDP" if self.shard == 1 else self._kind_of_data_ranks
+
+    @property
+    def _kind_of_data_ranks(self) -> str:
+        """Beside tensor parallelism, replicas are averaged by HSDP also where they are not sharded."""
         return "FSDP2" if self.replicate == 1 else "HSDP"
 
     @property
@@ -33,32 +36,33 @@ class Strategy:
         return self.replicate * self.shard * self.tensor
 
     @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP2 averages gradients, as the trainer does it with tensor ranks too."""
+        return self.shard > 1 or self.tensor > 1
+
+    @property
     def data_ranks(self) -> int:
         """How many take micro-batches of their own; GPUs of one tensor-parallel group share theirs."""
         return self.replicate * self.shard
 
     @property
-    def in_trainer(self) -> bool:
-        """Whether this trainer can run it: tensor parallelism is planned only."""
-        return self.tensor == 1
-
-    @property
     def settings(self) -> dict[str, object]:
         """Settings of the trainer that choose it."""
-        return {"parallel.shard": self.shard, "train.activation_checkpointing": self.recompute}
+        tensor = {"parallel.tensor": self.tensor} if self.tensor > 1 else {}
+        return {"parallel.shard": self.shard, **tensor, "train.activation_checkpointing": self.recompute}
 
 
-def strategies(nodes: int, gpus_per_node: int, *, heads: int = 0, shard: int = 0) -> Iterator[Strategy]:
+def strategies(
+    nodes: int, gpus_per_node: int, *, split: Callable[[int], bool], shard: int = 1, tensor: int = 1
+) -> Iterator[Strategy]:
     """Yield what `nodes` can run, each with and without recomputation.
 
-    Tensor parallelism stays within a node and divides the key/value `heads`; 0 leaves it out. `shard` is a further number of
-    shards beside those of a node and of all GPUs, where it divides them.
+    The model is sharded over a node, over all GPUs, or split over the tensor ranks of a node where it can be `split` over so
+    many. `shard` and `tensor` make a further mesh where the GPUs can be so arranged.
     """
     gpus = nodes * gpus_per_node
-    shards = {1, gpus_per_node, gpus} | ({shard} if shard and gpus % shard == 0 else set())
-    meshes = [(gpus // each, each, 1) for each in sorted(shards)]
-    if heads and gpus_per_node > 1 and heads % gpus_per_node == 0:
-        meshes.append((1, nodes, gpus_per_node))
-    for replicate, shard_size, tensor in meshes:
-        for recompute in RECOMPUTE:
-            yield Strategy(replicate, shard_size, tensor, recompute)
+    meshes = {(1, 1), (gpus_per_node, 1), (gpus, 1), (nodes, gpus_per_node), (shard, tensor)}
+    for tensor_ranks, shards in sorted((ranks, shards) for shards, ranks in meshes):
+        if gpus % (shards * tensor_ranks) == 0 and (tensor_ranks == 1 or split(tensor_ranks)):
+            for recompute in RECOMPUTE:
+                yield Strategy(gpus // (shards * tensor_ranks), shards, tensor_ranks, recompute)

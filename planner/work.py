@@ -30,10 +30,16 @@ class Work:
     """DDP's gradients are views of its buckets (`parallel.gradient_as_bucket_view`)."""
     reshard: bool = True
     """FSDP2 frees a block's gathered weights after its forward pass (`parallel.reshard`)."""
+    compiled: bool = False
+    """By `train.compile`, with which the trainer splits no layer over tensor ranks."""
 
     @property
     def parameters(self) -> int:
         return llama.parameters(self.shape)
+
+    def can_split(self, tensor: int) -> bool:
+        """Check that the trainer can split the model over so many tensor ranks."""
+        return not self.compiled and not llama.tensor_problems(self.shape, tensor, length=self.seq_len, prefix="task")
 
     @property
     def block_matrices(self) -> tuple[int, ...]:

@@ -98,7 +98,10 @@ class SshExecutor:
 
     def run_launch(self, number: int, nodes: Sequence[str]) -> int:
         chosen = [self._known[name] for name in nodes]
-        self._save_nodes(chosen)
+        try:
+            self._save_nodes(chosen)
+        except UserError as error:
+            self._log(f"the nodes of launch {number} are not recorded, so that no --resume can take it over: {error}")
         if not self._start(number, chosen):
             self._signal_all(unit_name(self._plan.run, number), chosen, "TERM")
         return self.follow(number, chosen)
@@ -118,7 +121,7 @@ class SshExecutor:
             if silent != all(state == UNKNOWN for state in states):
                 silent = not silent
                 self._log(f"no node answers: launch {number} may go on there" if silent else "nodes answer again")
-            step = next_step(states, now - (now if first_end is None else first_end), patience)
+            step = next_step(states, 0.0 if first_end is None else now - first_end, patience)
             if step == "over":
                 self._remove(unit, nodes)
                 return launch_code(states)

@@ -20,11 +20,11 @@ def problems(
     machines: Sequence[Member], facts: Mapping[str, Mapping[str, Any]], states: Mapping[str, Any]
 ) -> dict[str, list[Problem]]:
     """Return the lines by the machine's name. `facts` are those of now by machine, `states` what `slurm-state` answered."""
-    digest = next(facts[machine.node.name]["munge_key"] for machine in machines if machine.controls)
+    digests = [facts[machine.node.name]["munge_key"] for machine in machines if machine.controls]
     found = {}
     for machine in machines:
         name = machine.node.name
-        lines = [*_daemon_problems(machine, facts[name], digest)]
+        lines = [*_daemon_problems(machine, facts[name], digests)]
         if machine.computes:
             lines += _state_problems(machine, states["nodes"].get(machine.host)) if not states["error"] else []
         if machine.controls and states["error"]:
@@ -36,9 +36,10 @@ def problems(
     return found
 
 
-def _daemon_problems(machine: Member, facts: Mapping[str, Any], digest: str | None) -> Iterator[Problem]:
+def _daemon_problems(machine: Member, facts: Mapping[str, Any], digests: Sequence[str | None]) -> Iterator[Problem]:
     name = machine.node.name
-    if facts["munge_key"] is None or facts["munge_key"] != digest:
+    # Of a controller that told no facts the key is not known.
+    if facts["munge_key"] is None or (digests and facts["munge_key"] not in digests):
         seen = "another" if facts["munge_key"] else None
         yield problem(f"munge key of {name}", seen, "is not the controller's", fix="fab slurm-up")
     elif facts["munge"] != "ok":

@@ -52,7 +52,14 @@ def bring_up(run: FleetRun, *, check: bool) -> SlurmResult:
     controller = controller_of(cluster, run.inventory.nodes)
     if isinstance(controller, Problem):
         raise UserError(controller)
-    reports = _ask(run)
+    reports, silent = _ask(run)
+    if silent:
+        fix = "bring them back, or take them out of the Cluster"
+        line = Problem(
+            f"{len(silent)} of {len(run.inventory.nodes)} machines did not answer; nothing was changed; fix: {fix}"
+        )
+        code = UNREACHABLE if any(outcome.kind in NOT_REACHED for outcome in silent) else FAILED
+        raise UserError([*map(_silent_line, silent), line], code)
     machines = members(cluster, controller, reports)
     if lines := [line for line in machines if isinstance(line, Problem)]:
         raise UserError([*lines, Problem("nothing was changed")])
@@ -71,12 +78,15 @@ def bring_up(run: FleetRun, *, check: bool) -> SlurmResult:
     if not all(outcome.good for outcome in outcomes):
         return SlurmResult(planned, tuple(outcomes), {}, {})
     states = _states(run, planned, REGISTERED_WITHIN_S)
-    facts = {report.node.name: report.facts for report in _ask(run)}
-    return SlurmResult(planned, tuple(outcomes), states["nodes"], health.problems(planned, facts, states))
+    again, silent = _ask(run)
+    facts = {report.node.name: report.facts for report in again}
+    found = health.problems([machine for machine in planned if machine.node.name in facts], facts, states)
+    found |= {outcome.node.name: [_silent_line(outcome)] for outcome in silent}
+    return SlurmResult(planned, tuple(outcomes), states["nodes"], found)
 
 
-def _ask(run: FleetRun) -> list[Report]:
-    """Return every machine's facts. UserError with a line for each machine that does not tell them."""
+def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
+    """Return the facts of the machines that tell them, and the outcomes of the others."""
     asked: dict[str, tuple[float, float]] = {}
     call = _agent_call(run, "slurm-facts", lambda node: {})
 
@@ -87,18 +97,18 @@ def _ask(run: FleetRun) -> list[Report]:
         return outcome
 
     outcomes = run.run_on_nodes("node slurm-facts", work)
-    if bad := [outcome for outcome in outcomes if not outcome.good]:
-        lines = [problem(outcome.node.name, outcome.kind, _why(outcome), fix=outcome.fix) for outcome in bad]
-        fix = "bring them back, or take them out of the Cluster; nothing was changed by this step"
-        code = UNREACHABLE if any(outcome.kind in NOT_REACHED for outcome in bad) else FAILED
-        raise UserError([*lines, Problem(f"{len(bad)} of {len(outcomes)} machines did not answer; fix: {fix}")], code)
-    reports = []
+    reports, silent = [], []
     for outcome in outcomes:
-        assert outcome.answer is not None
-        assert outcome.answer.slurm is not None
+        if not outcome.good or outcome.answer is None or outcome.answer.slurm is None:
+            silent.append(outcome)
+            continue
         facts, (began, ended) = outcome.answer.slurm, asked[outcome.node.name]
         reports.append(Report(outcome.node, facts, facts["clock"] - ended, facts["clock"] - began))
-    return reports
+    return reports, silent
+
+
+def _silent_line(outcome: Outcome) -> Problem:
+    return problem(outcome.node.name, outcome.kind, _why(outcome), fix=outcome.fix)
 
 
 def _files(cluster: Cluster, machines: Sequence[Member]) -> list[dict[str, Any]]:

@@ -253,7 +253,10 @@ def versions(**status: str) -> Answer:
 
 def facts(efa: int = 4, cards: int = 4, vcpus: int = 192) -> Answer:
     """What EC2 says of a g6e.48xlarge."""
-    found = {"NetworkCards": [{"NetworkCardIndex": n, "MaximumNetworkInterfaces": 10} for n in range(cards)]}
+    found = {
+        "NetworkPerformance": "400 Gigabit",
+        "NetworkCards": [{"NetworkCardIndex": n, "MaximumNetworkInterfaces": 10} for n in range(cards)],
+    }
     record = {
         "InstanceType": "g6e.48xlarge",
         "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},

@@ -248,7 +248,7 @@ def shown(node: Node, name: str, *properties: str) -> list[str]:
         ("ends-well", "exit 0", "on-failure", ["inactive", "success", "0", "0"]),
         ("fails", "exit 3", "no", ["failed", "exit-code", "3", "0"]),
         ("dies", "kill -KILL $$", "no", ["failed", "signal", "9", "0"]),
-        ("ends-by-term", "kill -TERM $$", "on-failure", ["inactive", "success", "0", "0"]),
+        ("ends-by-term", "kill -TERM $$", "on-failure", ["inactive", "success", "15", "0"]),
         ("fails-for-ever", "exit 3", "on-failure", ["failed", "start-limit-hit", "3", "3"]),
         ("ends-for-ever", "exit 0", "always", ["failed", "start-limit-hit", "0", "3"]),
     ],
@@ -260,6 +260,17 @@ def test_a_service_that_ends_is_seen_and_started_again_as_its_unit_says(
     wait_until(lambda: shown(node, name, "ActiveState", "Result", "ExecMainStatus", "NRestarts") == state)
     assert node.read(f"/run/{name}").count("began") == 1 + int(state[-1])
     assert node.exec("systemctl", "is-active", name, check=False).returncode == 3
+
+
+def test_transient_unit_keeps_its_result_until_it_is_reset(node: Node) -> None:
+    once = ("systemd-run", "--quiet", "--unit=once", "--property=RemainAfterExit=yes", "--", "/bin/sh", "-c", "exit 7")
+    result = ("ActiveState", "ExecMainCode", "ExecMainStatus")
+    node.exec(*once)
+    wait_until(lambda: shown(node, "once", *result) == ["failed", "1", "7"])
+    assert node.exec(*once, check=False).returncode == 1
+    node.exec("systemctl", "reset-failed", "once")
+    assert shown(node, "once", *result) == ["inactive", "0", "0"]
+    assert not node.exists("/run/systemd/transient/once.service")
 
 
 def test_a_service_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(node: Node) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launch.backends.ssh_unit import unit_name
-from lustrain.cluster import Cluster, NodeGroup, Nodes, Paid, Reach
+from lustrain.cluster import Access, Capacity, Cluster, NodeGroup, Nodes
 from lustrain.problem import UNREACHABLE, USAGE
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import SHARED
@@ -57,10 +57,10 @@ class Place:
             name="lab",
             backend="machines",
             nodes=Nodes(addresses=addresses),
-            reach=Reach(via="ssh", user="root", key=KEY),
+            reach=Access(via="ssh", user="root", key=KEY),
             groups={"train": NodeGroup(type="machine", count=len(addresses))},
             runs_uri=f"{SHARED}/runs/",
-            capacity=Paid(mode="owned"),
+            capacity=Capacity(mode="owned"),
         )
         (self.lab.shared / file).write_text(cluster.model_dump_json())
 

@@ -227,6 +227,13 @@ def test_what_the_cluster_does_not_have_is_one_line(
     assert caught.value.problems[0].startswith(line)
 
 
+def test_cluster_that_no_backend_serves_is_one_line(tmp_path: Path) -> None:
+    known = {"local": backends.load_all()["local"]}
+    with pytest.raises(UserError) as caught:
+        resolve_request(TrainFlags("config.toml"), config(tmp_path), cluster(**EC2), known, FOLDER)
+    assert [line.path for line in caught.value.problems] == ["--on"]
+
+
 EKS = {
     "backend": "hyperpod-eks",
     "region": "us-east-2",

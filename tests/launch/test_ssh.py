@@ -13,6 +13,7 @@ import pytest
 
 from launch.backends import ssh
 from launch.backends.ssh_executor import SshExecutor, SshPlan
+from launch.backends.ssh_nodes import REFUSED
 from launch.backends.ssh_unit import (
     LOST,
     RUNNING,
@@ -230,8 +231,13 @@ class ScriptedNodes:
     def __init__(self, **answers: list[str | None]) -> None:
         self.answers = answers
         self.scripts: list[tuple[str, str]] = []
+        self.inspections: dict[str, Inspection] = {}
+        self.refuses: set[str] = set()
+        """Nodes that start nothing."""
 
     def run(self, node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = 0) -> str:
+        if "systemd-run" in script and node.name in self.refuses:
+            raise Fault(REFUSED, "Failed to start transient service unit")
         if "systemctl show" not in script:
             self.scripts.append((node.name, script))
             return ""
@@ -240,6 +246,12 @@ class ScriptedNodes:
         if text is None:
             raise Fault(CONNECTION_LOST, "the connection broke")
         return text
+
+    def inspect(self, nodes: list[Node], python: str, variables: Mapping[str, str]) -> dict[Node, Inspection]:
+        return {node: self.inspections.get(node.name, READY) for node in nodes}
+
+    def user(self, node: Node) -> str:
+        return "me"
 
     def each(self, nodes: list[Node], work: Callable[[Node], str]) -> dict[Node, str | Fault]:
         answers: dict[Node, str | Fault] = {}
@@ -289,7 +301,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExec
     """Makes executors whose clock moves by ten seconds a look."""
     before = {number: signal.getsignal(number) for number in FORWARDED}
 
-    def make(nodes: ScriptedNodes, listed: list[Node], log: list[str]) -> SshExecutor:
+    def make(nodes: ScriptedNodes, listed: list[Node], log: list[str], run: str = RUN) -> SshExecutor:
         now = [0.0]
 
         def sleep(self: SshExecutor, seconds: float) -> None:
@@ -298,7 +310,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExec
 
         monkeypatch.setattr(SshExecutor, "sleep", sleep)
         variables: Mapping[str, str] = {}
-        plan = SshPlan(RUN, f"{RUN}/c", "python3", 1, 20_000, variables, PATIENCE, 120)
+        plan = SshPlan(run, f"{run}/c", "python3", 1, 20_000, variables, PATIENCE, 120)
         return SshExecutor(plan, nodes, lambda: listed, lambda used: None, log.append, lambda: now[0])  # type: ignore[arg-type]
 
     yield make
@@ -345,3 +357,33 @@ def test_signal_goes_to_launchers_once_or_says_that_none_answers(following: Call
     with pytest.raises(UserError) as error:
         silent.follow(3, [A])
     assert error.value.exit_code == UNREACHABLE
+
+
+def test_node_that_starts_nothing_is_blamed_and_its_peer_stopped(
+    following: Callable[..., SshExecutor], tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "first"))
+    number = journal.begin(store, ["a", "b"], "test")
+    unit = unit_name(store.uri, number)
+    nodes = ScriptedNodes(a=[text.replace(UNIT, unit) for text in (UP, ENDED_75)], b=[""])
+    nodes.refuses = {"b"}
+    executor = following(nodes, [A, B], [], store.uri)
+    assert executor.healthy_nodes() == ["a", "b"]
+    code = executor.run_launch(number, ["a", "b"])
+    record = journal.finish(store, number, code)
+    assert (record["code"], record["blamed"]) == (EXIT_PEERS, ["b"])
+    assert "Failed to start transient service unit" in record["said"]
+    assert ("a", f"systemctl kill --kill-who=main --signal=TERM {unit}.service") in nodes.scripts
+    (start,) = [script for name, script in nodes.scripts if name == "a" and "systemd-run" in script]
+    assert "--master 10.0.0.1:20001 --roster a,b" in start
+
+
+def test_nodes_that_are_silent_or_busy_are_left_out(following: Callable[..., SshExecutor]) -> None:
+    nodes, log = ScriptedNodes(), list[str]()
+    c, d = Node("c", "10.0.0.3"), Node("d", "10.0.0.4")
+    nodes.inspections = {"b": SILENT, "c": FOREIGN, "d": OWN}
+    executor = following(nodes, [A, B, c, d], log)
+    assert executor.healthy_nodes() == executor.healthy_nodes() == ["a"]
+    assert [line.partition(" is left out: ")[0] for line in log] == ["b", "c", "d"]
+    # What is left of an earlier launch of this run is ended, and nothing of another run's.
+    assert {script for _, script in nodes.scripts} == {f"systemctl kill --kill-who=main --signal=TERM {UNIT}.service"}

@@ -66,7 +66,7 @@ def files_and_daemons(host: Systemd, *duties: str, check: bool = False) -> dict[
         for step in apply.steps(host, wanted)
         if step.setting in ("slurm.file", "slurm.service") and step.target != "munge.service"
     ]
-    return {row["target"]: row["status"] for row in apply.take(planned, silent, check=check)}
+    return {row["target"]: row["status"] for row in apply.take_steps(planned, silent, check=check)}
 
 
 def test_a_second_run_changes_nothing(tmp_path: Path) -> None:

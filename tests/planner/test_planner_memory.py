@@ -57,7 +57,8 @@ def test_peak_is_what_torch_allocates(
     work = Work(shape_of(preset, layers, vocabulary), length, batch * RANKS, batch, chunk, precision)
     strategy = Strategy(*mesh, recompute=recompute)
     planned, real = memory(work, strategy, CPU), peak_bytes(work, strategy)
-    assert planned.total == pytest.approx(real, rel=0.1)
+    # Of logits in chunks the plan holds more at once than torch does.
+    assert planned.total == pytest.approx(real, rel=0.1 if chunk else 0.025)
     # State is exact, so that it alone could hide what the rest lacks.
     assert planned.total - planned.state == pytest.approx(real - planned.state, rel=0.25)
 

@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> Files:
 
 def test_fastest_strategy_that_fits_is_chosen(files: Files) -> None:
     made = files.plan()
-    allowed = [option for option in made.options if option.fits and option.strategy.in_trainer and option.step]
+    allowed = [option for option in made.options if option.fits and option.step]
     assert made.best.tokens_per_s == max(option.tokens_per_s for option in allowed)
     assert not next(option for option in made.options if option.strategy.kind == "DDP").fits
     assert {option.strategy.kind for option in made.options} == {"DDP", "FSDP2", "HSDP", "TP+FSDP2"}
@@ -55,6 +55,9 @@ def test_step_time_is_computation_and_what_waits() -> None:
     full = step_time(work, Strategy(1, 1, recompute="full"), node, 1, 0.5)
     assert full.total / one.total == pytest.approx(1 + recomputed_share(work, Strategy(1, 1, recompute="full")))
     assert 0.25 < full.total / one.total - 1 < 1 / 3
+    _, key, _, output, _, up, _ = work.block_matrices
+    half = 2 * work.shape.layers * (key + output + up) / work.flops_per_token
+    assert recomputed_share(work, Strategy(1, 1, recompute="selective")) == pytest.approx(half)
     slow = replace(node, network_gb_s=node.network_gb_s / 100)
     eight, slower = (step_time(work, Strategy(1, 64), each, 8, 0.5) for each in (node, slow))
     assert slower.compute == eight.compute
@@ -72,10 +75,22 @@ def test_sharding_within_nodes_spares_a_slow_network() -> None:
 
 def test_configured_number_of_shards_is_planned_too(files: Files) -> None:
     made = files.plan(set=("parallel.shard=16",))
-    assert {(one.strategy.replicate, one.strategy.shard) for one in made.options if one.strategy.in_trainer} == {
+    assert {(one.strategy.replicate, one.strategy.shard) for one in made.options if one.strategy.tensor == 1} == {
         *((32, 1), (4, 8), (2, 16), (1, 32))
     }
     assert "configured" in "\n".join(report.lines(made))
+
+
+def test_tensor_ranks_are_planned_where_the_model_can_be_split(files: Files) -> None:
+    def tensor_ranks(*settings: str) -> set[int]:
+        return {option.strategy.tensor for option in files.plan(set=settings).options}
+
+    assert tensor_ranks() == {1, 8}
+    assert tensor_ranks("parallel.tensor=2") == {1, 2, 8}
+    assert tensor_ranks("train.compile=true") == tensor_ranks("task.seq_len=4097") == {1}
+    made = files.plan(nodes="1", instance_type="p4d.24xlarge", set=("train.micro_batch=16",))
+    assert (made.best.strategy.settings["parallel.tensor"], made.best.strategy.shard) == (8, 1)
+    assert refused(files, set=("parallel.tensor=16", "parallel.shard=1"))[0] == "task.model.kv_heads"
 
 
 def test_efficiency_explains_the_time_that_it_gives() -> None:
@@ -144,7 +159,7 @@ def test_cluster_gives_type_number_and_region(files: Files) -> None:
     assert made.outcomes[1].rate.usd_hour == 26.5714
 
 
-def write_run(files: Files, seconds: float, ranks: int, **settings: Any) -> str:
+def write_run(files: Files, seconds: float, ranks: int, steps: int = 40, **settings: Any) -> str:
     """Write the records of a run of this configuration, whose first steps were slow."""
     sets = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
     config = load(files.config, sets)
@@ -158,7 +173,7 @@ def write_run(files: Files, seconds: float, ranks: int, **settings: Any) -> str:
     part.write_bytes(
         b"".join(
             encode({"step": step, "attempt": 1, "world_size": ranks, "step_seconds": seconds if step > 10 else 99.0})
-            for step in range(1, 41)
+            for step in range(1, steps + 1)
         )
     )
     return str(run)
@@ -201,7 +216,7 @@ def refused(files: Files, **more: Any) -> tuple[str, str]:
         ({"nodes": "-1"}, "--nodes"),
         ({"nodes": "0"}, "--nodes"),
         ({"nodes": str(MOST_NODES + 1)}, "--nodes"),
-        ({"nodes": "128"}, "--nodes"),
+        ({"nodes": "1024"}, "--nodes"),
         ({"tokens": "-5B"}, "--tokens"),
         ({"tokens": "many"}, "--tokens"),
         ({"tokens": "1e99"}, "--tokens"),
@@ -233,13 +248,13 @@ def test_vocabulary_without_data_is_asked_for(files: Files) -> None:
     assert "--set" in fix
 
 
-LONG = ("task.seq_len=65536", "task.loss_chunk=4096")
+LONG = ("task.seq_len=262144", "task.loss_chunk=4096")
 
 
 @pytest.mark.parametrize(
     ("change", "unit"),
     [
-        ({"instance_type": "p4d.24xlarge", "nodes": "1", "set": ("train.micro_batch=16",)}, "train.micro_batch"),
+        ({"instance_type": "p4d.24xlarge", "nodes": "1", "set": ("train.micro_batch=64",)}, "train.micro_batch"),
         ({"instance_type": "g5.12xlarge", "nodes": "1"}, "nodes"),
         ({"instance_type": "g5.12xlarge", "nodes": "16", "set": LONG}, "x"),
     ],
@@ -264,6 +279,10 @@ def test_model_that_no_change_helps_is_refused(files: Files) -> None:
 
 def test_run_of_something_else_is_refused(files: Files) -> None:
     assert refused(files, run=write_run(files, 5.0, 16, train__global_batch=256))[0] == "train.global_batch"
+
+
+def test_first_steps_of_a_run_measure_nothing(files: Files) -> None:
+    assert refused(files, run=write_run(files, 21.5, 16, steps=19))[0] == "--run"
 
 
 def test_run_that_no_such_gpu_explains_is_refused(files: Files) -> None:

@@ -39,7 +39,7 @@ INSTALL_S = 900.0
 LOCK_S = 300
 """apt waits so long for another apt, as that of a first boot."""
 KEY_BYTES = 1024
-"""Of a key that we make: as many as mungekey(8) makes by default are 128, and as many as munge reads."""
+"""Length of a key that we make; munge takes 32 to 1024: https://github.com/dun/munge/wiki/Man-8-mungekey"""
 STARTED_S = 30.0
 STABLE_S = 1.0
 """A daemon that does not take its configuration ends within a second of its start."""
@@ -57,10 +57,10 @@ class Step:
 
 def apply(host: Host, wanted: Wanted, log: Log) -> list[dict[str, Any]]:
     """Bring the node to its wanted state and return a row a step; with `wanted.check` only look."""
-    return take(steps(host, wanted), log, check=wanted.check)
+    return take_steps(steps(host, wanted), log, check=wanted.check)
 
 
-def take(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[str, Any]]:
+def take_steps(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[str, Any]]:
     """Take the steps that are not as wanted, up to the first that fails, and return a row for each."""
     rows = []
     for step in planned:
@@ -118,13 +118,10 @@ def _packages(host: Host, wanted: Wanted) -> Step:
         updated = host.run((*apt, "update"), INSTALL_S)
         done = host.run((*apt, "install", *options, *names), INSTALL_S)
         # A mirror that does not answer need not matter: the packages may be in its cache.
-        return None if done.ok else f"apt-get install: {done.complaint}" + _after(updated.ok, updated.complaint)
+        before = "" if updated.ok else f", after apt-get update: {updated.complaint}"
+        return None if done.ok else f"apt-get install: {done.complaint}{before}"
 
     return Step("slurm.packages", ", ".join(names), "installed", look, mend)
-
-
-def _after(ok: bool, complaint: str) -> str:
-    return "" if ok else f", after apt-get update: {complaint}"
 
 
 def _key(host: Host, wanted: Wanted) -> Step:
