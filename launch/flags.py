@@ -1,4 +1,4 @@
-"""Flags of `fab train`, `status`, `report`, `logs` and `stop`."""
+"""Flags of `fab train`, `sweep`, `sweep-status`, `status`, `report`, `logs` and `stop`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ class TrainFlags:
     queue: str | None = flag(None, "Kubernetes: queue of Kueue")
     priority: str | None = flag(None, "Kubernetes: priority class")
     dry: bool = flag(False, "print what would be run and written, and do nothing")
+    json: bool = flag(False, JSON)
+
+
+@dataclass(frozen=True)
+class SweepFlags(TrainFlags):
+    """Those of `fab train`, for every run of the sweep."""
+
+    name: str | None = flag(None, "name of the sweep: its folder under the Cluster's runs_uri, else beside run.uri")
+    resume: bool = flag(False, "start again also the points that ended before their last step")
+    grid: tuple[str, ...] = flag((), "KEY=VALUE,VALUE…: the values of one setting; may be given again")
+    at_once: str | None = flag(None, "with a scheduler: submit while fewer points than this are unfinished; else all")
+    max_points: str = flag("64", "refuse a grid of more points (64)")
+
+
+@dataclass(frozen=True)
+class SweepStatusFlags:
+    sweep: str = flag(help="the sweep: its folder, s3://bucket/prefix, or with a Cluster its name")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     json: bool = flag(False, JSON)
 
 

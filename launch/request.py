@@ -132,7 +132,7 @@ def resolve_request(
     spare = int(_number("--spare", flags.spare, 0, MAX_NODES, problems))
     max_wait_h = _number("--give-up", flags.give_up, 0, 8760, problems, whole=False)
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
-    target = Target(_run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
+    target = Target(run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
     nproc = _nproc(flags, problems)
     if backend is None:
         raise UserError(problems)
@@ -177,6 +177,20 @@ def uri_of(run: str, cluster: Cluster | None, folder: Path) -> str:
     if cluster and re.fullmatch(_NAME, run):
         return f"{cluster.runs_uri.rstrip('/')}/{run}"
     return run.rstrip("/") if "://" in run else os.path.normpath(folder / Path(run).expanduser())
+
+
+def run_uri(flags: TrainFlags, config: Config, cluster: Cluster | None, folder: Path, problems: list[Problem]) -> str:
+    """Return the run that flags and settings name; adds what is wrong with that to `problems`."""
+    if re.fullmatch(r"[a-z0-9]+:/*", config.run.uri) and (flags.name is None or cluster is None):
+        problems.append(problem("run.uri", config.run.uri, "names no run", allowed="s3://bucket/name, or a folder"))
+        return ""
+    if flags.name is None:
+        return uri_of(config.run.uri, None, folder)
+    if not re.fullmatch(_NAME, flags.name):
+        problems.append(problem("--name", flags.name, "is not a plain name", allowed="letters, digits, . _ -"))
+        return ""
+    parent = cluster.runs_uri if cluster else uri_of(config.run.uri, None, folder).rpartition("/")[0]
+    return uri_of(f"{parent.rstrip('/')}/{flags.name}", None, folder)
 
 
 def _backend_name(
@@ -281,19 +295,6 @@ def _unusable_ranks(flags: TrainFlags, config: Config, policy: RestartPolicy, *,
     if ranks > most:
         return problem("--nproc", flags.nproc or ranks, why, allowed=f"1 to {most}", fix=fix)
     return problem("--nodes", flags.nodes, why, allowed=f"1 to {most // ranks}", fix=fix)
-
-
-def _run_uri(flags: TrainFlags, config: Config, cluster: Cluster | None, folder: Path, problems: list[Problem]) -> str:
-    if re.fullmatch(r"[a-z0-9]+:/*", config.run.uri) and (flags.name is None or cluster is None):
-        problems.append(problem("run.uri", config.run.uri, "names no run", allowed="s3://bucket/name, or a folder"))
-        return ""
-    if flags.name is None:
-        return uri_of(config.run.uri, None, folder)
-    if not re.fullmatch(_NAME, flags.name):
-        problems.append(problem("--name", flags.name, "is not a plain name", allowed="letters, digits, . _ -"))
-        return ""
-    parent = cluster.runs_uri if cluster else uri_of(config.run.uri, None, folder).rpartition("/")[0]
-    return uri_of(f"{parent.rstrip('/')}/{flags.name}", None, folder)
 
 
 def _settings(config: Config, run: str, cluster: Cluster | None) -> Config:

@@ -75,7 +75,7 @@ def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest) -> No
     except OSError:
         return
     # The number may be another process's by now.
-    if b"train" in words:
+    if {b"train", b"sweep"} & set(words):
         why = f"process {pid} of this machine still trains it"
         raise UserError(problem("--resume", request.run, why, fix=f"fab stop {request.run}, or let it go on"))
 

@@ -1,4 +1,4 @@
-"""`fab train`, `status`, `report`, `logs`, `stop`.
+"""`fab train`, `sweep`, `sweep-status`, `status`, `report`, `logs`, `stop`.
 
 Imports of what a task does stand in it: every `fab` loads this file.
 """
@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.flags import LogsFlags, ReportFlags, StatusFlags, StopFlags, TrainFlags
-from lustrain.problem import UserError, problem
+from launch.flags import LogsFlags, ReportFlags, StatusFlags, StopFlags, SweepFlags, SweepStatusFlags, TrainFlags
+from lustrain.problem import DONE, FAILED, UserError, problem
 from lustrain.task import TaskResult, task
 
 if TYPE_CHECKING:
+    from launch.backends import Backend
+    from launch.sweep.plan import SweepPlan
     from trainer.storage import ObjectStore
 
 
@@ -39,6 +41,78 @@ def train(flags: TrainFlags, context: Any) -> TaskResult:
     output = sys.stderr if flags.json else None
     submission = submit(request, backend, folder, os.environ, resume=flags.resume, output=output)
     return TaskResult(submission.lines, submission.data, submission.code)
+
+
+@task("sweep")
+def sweep(flags: SweepFlags, context: Any) -> TaskResult:
+    """Train one run for each combination of values; the same command again goes on (docs/launch.md)."""
+    from launch import backends
+    from launch.runs import SUPERVISED_BY_CALLER
+    from launch.sweep import status as reading
+    from launch.sweep.plan import plan_sweep
+    from launch.sweep.start import StartOptions, start_sweep
+    from lustrain import deployed
+    from lustrain.flags import number
+    from trainer.errors import EXIT_REQUEUE
+
+    at_once = None if flags.at_once is None else int(number("--at-once", flags.at_once, 1, 10_000))
+    cluster = deployed.cluster(flags.cluster, flags.stack)
+    every, folder = backends.load_all(), Path.cwd()
+    plan = plan_sweep(flags, cluster, every, folder, _image(flags.image))
+    name = plan.requests[0].backend
+    if at_once is not None and name in SUPERVISED_BY_CALLER:
+        why = f"only valid with a scheduler: on {name} the points are trained in turn"
+        raise UserError(problem("--at-once", at_once, why, fix="leave it out"))
+    if flags.dry or context.config.run.dry:
+        return _dry_sweep(plan, every[name], folder)
+    output = sys.stderr if flags.json else None
+    options = StartOptions(every[name], folder, flags.resume, at_once, output, _print_line)
+    result = start_sweep(plan, options)
+    found = reading.read(result.sweep)
+    lines = reading.lines(found)
+    lines += [f"ended before its last step: {run}; next: fab status {run}" for run in result.ended_early]
+    if result.ended_early:
+        lines.append("next: the same command with --resume starts them again")
+    if result.waiting:
+        lines.append(f"{result.waiting} points wait for others to end; next: the same command again submits them")
+    if result.interrupted:
+        lines.append("interrupted; next: the same command again goes on")
+    lines.append(f"next: fab sweep-status {plan.uri}")
+    data = found | {"ended_early": result.ended_early, "waiting": result.waiting, "interrupted": result.interrupted}
+    if result.error is not None:
+        return TaskResult(lines, data, result.error.exit_code, result.error.problems)
+    return TaskResult(lines, data, EXIT_REQUEUE if result.interrupted else FAILED if result.ended_early else DONE)
+
+
+def _dry_sweep(plan: SweepPlan, backend: Backend, folder: Path) -> TaskResult:
+    from launch.submit import dry_run
+    from launch.sweep.grid import shown
+
+    lines: list[str] = []
+    points: list[dict[str, Any]] = []
+    for point, request in zip(plan.points, plan.requests, strict=True):
+        run_lines, data = dry_run(request, backend.plan(request, folder, os.environ))
+        lines += [f"{request.run}: {shown(point.values)}", *run_lines]
+        points.append({"name": point.name, "run": request.run, "values": dict(point.values), **data})
+    return TaskResult(lines, {"sweep": plan.uri, "points": points})
+
+
+def _print_line(line: str) -> None:
+    print(f"lustrain: {line}", file=sys.stderr, flush=True)
+
+
+@task("sweep-status")
+def sweep_status(flags: SweepStatusFlags) -> TaskResult:
+    """Show the points of a sweep: state, step and validation loss, the lowest one first."""
+    from launch.request import uri_of
+    from launch.sweep import status as reading
+    from launch.sweep.record import load_sweep
+    from lustrain import deployed
+    from trainer.storage import open_store
+
+    uri = uri_of(flags.sweep, deployed.cluster(flags.cluster, flags.stack), Path.cwd())
+    found = reading.read(load_sweep(open_store(uri, create=False, name="SWEEP")))
+    return TaskResult(reading.lines(found), found)
 
 
 def _image(name: str) -> tuple[str, str]:
@@ -152,4 +226,4 @@ def _open(flags: StatusFlags | ReportFlags | LogsFlags | StopFlags) -> ObjectSto
     return open_existing_run(uri_of(flags.run, deployed.cluster(flags.cluster, flags.stack), Path.cwd()))
 
 
-TASKS = (train, status, report, logs, stop)
+TASKS = (train, sweep, sweep_status, status, report, logs, stop)

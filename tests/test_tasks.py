@@ -33,6 +33,8 @@ MISTAKES = {
     "plan-training": ("--cluster", "nowhere.json", "config.toml", "1B"),
     "slurm-up": ("--limit", "1"),
     "train": ("--cluster", "nowhere.json", "config.toml"),
+    "sweep": ("--at-once", "x", "config.toml"),
+    "sweep-status": ("--cluster", "nowhere.json", "sweep"),
     "run-cost": ("--cluster", "nowhere.json", "run"),
     "status": ("--cluster", "nowhere.json", "run"),
     "report": ("--cluster", "nowhere.json", "run"),

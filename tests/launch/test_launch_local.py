@@ -113,6 +113,35 @@ def test_a_run_that_is_stopped_commits_and_stays_stopped_until_it_is_resumed(tmp
 
 
 @pytest.mark.slow
+def test_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(config("sweep", hold=f"{tmp_path}/go", steps=120) + "[eval]\nevery = 60\n")
+    words = ["sweep", "config.toml", "--nproc", "1", "--grid", "optimizer.lr=0.0001,0.1"]
+    job = subprocess.Popen([*FAB, *words], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: list((tmp_path / "sweep").glob("*/manifests/*")))
+        job.send_signal(signal.SIGINT)
+        (tmp_path / "go").touch()
+        said = job.communicate(timeout=500)[1]
+    finally:
+        end([*descendants(job.pid), job.pid])
+    assert job.returncode == EXIT_REQUEUE, said
+    state = {
+        point["values"]["optimizer.lr"]: point["outcome"] for point in fab(tmp_path, "sweep-status", "sweep")["points"]
+    }
+    assert state == {"0.0001": "unfinished", "0.1": "not started"}
+    done = fab(tmp_path, *words)
+    best, other = done["points"]
+    assert [(point["values"]["optimizer.lr"], point["state"], point["step"]) for point in (best, other)] == [
+        ("0.1", "done", 120),
+        ("0.0001", "done", 120),
+    ]
+    assert best["best_validation_loss"] < other["best_validation_loss"]
+    assert [len(journal.read(open_store(point["run"]))) for point in (best, other)] == [1, 2]
+    assert fab(tmp_path, *words) == done
+    assert [len(journal.read(open_store(point["run"]))) for point in (best, other)] == [1, 2]
+
+
+@pytest.mark.slow
 def test_a_wrong_setting_is_one_attempt(tmp_path: Path) -> None:
     job = train(tmp_path, "--set", "task.nothing=1")
     said = job.communicate(timeout=500)[1]
@@ -156,6 +185,9 @@ def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> 
         (["train", "config.toml", "--resume"], "--resume = '"),
         (["train", "config.toml", "--on", "slurm", "--nproc", "1"], "--on = 'slurm': there is no sbatch"),
         (["status", "nothing"], "RUN = '"),
+        (["sweep", "config.toml", "--grid", "optimizer.lrr=1,2"], "optimizer.lrr = 1: unknown key"),
+        (["sweep", "config.toml", "--grid", "optimizer.lr=1,2", "--at-once", "1"], "--at-once = 1: only valid with"),
+        (["sweep-status", "nothing"], "SWEEP = '"),
         (["stop", "nothing"], "RUN = '"),
         (["report", "nothing"], "RUN = '"),
     ],

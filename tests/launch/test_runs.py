@@ -21,7 +21,12 @@ from trainer.launch.journal import REQUEST
 
 @pytest.mark.parametrize(
     ("host", "words", "taken"),
-    [(platform.node(), "train", False), (platform.node(), "other", True), ("another", "train", True)],
+    [
+        (platform.node(), "train", False),
+        (platform.node(), "sweep", False),
+        (platform.node(), "other", True),
+        ("another", "train", True),
+    ],
 )
 def test_resume_waits_for_a_launcher_that_lives(tmp_path: Path, host: str, words: str, taken: bool) -> None:
     request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)

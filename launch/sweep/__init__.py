@@ -1,0 +1,1 @@
+"""Sweeps: one run for each combination of values of some settings, under one folder."""
