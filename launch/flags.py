@@ -24,7 +24,9 @@ class TrainFlags:
     group: str | None = flag(None, "the Cluster's group of workers to train on; else its only one")
     resume: bool = flag(False, "go on with a run that was stopped or has failed")
     keep_nodes: bool = flag(False, "use nodes again that were blamed twice")
-    give_up: str = flag("6", "hours to wait for nodes or for the run's store (6)")
+    give_up: str | None = flag(
+        None, "hours to wait for nodes or for the run's store; else 6, over SSH on rented nodes 1"
+    )
     python: str | None = flag(None, "interpreter with the trainer on the nodes; else this one")
     partition: str | None = flag(None, "Slurm: partition; else that of the Cluster's only group of workers")
     account: str | None = flag(None, "Slurm: account; else the Cluster's")

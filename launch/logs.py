@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launch import backends, runs
+from launch import backends, runs, status
 from launch.backends import LogLine
 from launch.supervisor.policy import RestartPolicy, final_decision, launch_of
 from lustrain.problem import UserError, plain, problem
@@ -71,9 +72,30 @@ def read(
         if not first:
             sleep(POLL_S)
         first = False
-        return not has_ended(store, launch)
+        if has_ended(store, launch):
+            return False
+        why = abandoned(store)
+        if why:
+            print(f"lustrain: {why}", file=sys.stderr, flush=True)
+        return not why
 
     yield from entries(backend.read_log(runs.registered_uri(request, store), job, launch, more), rank, launch)
+
+
+def check_part(store: ObjectStore, request: Mapping[str, Any] | None, rank: int | None, launch: int | None) -> None:
+    """Refuse a rank or launch that the run does not have; where its records do not tell, it may have it. UserError."""
+    request, records = request or {}, journal.read(store)
+    numbers = [record["attempt"] for record in records]
+    fix = f"fab status {runs.registered_uri(request, store)} shows its launches"
+    if launch is not None and numbers and launch not in numbers:
+        raise UserError(
+            problem("--launch", launch, "the run has no such launch", allowed=f"1 to {numbers[-1]}", fix=fix)
+        )
+    chosen = [record for record in records if launch in (None, record["attempt"])]
+    nodes = max((len(record["nodes"]) for record in chosen), default=(request.get("nodes") or {}).get("most", 0))
+    ranks = nodes * request.get("ranks", 0)
+    if rank is not None and ranks and rank >= ranks:
+        raise UserError(problem("--rank", rank, "the run has no such rank", allowed=f"0 to {ranks - 1}", fix=fix))
 
 
 def has_ended(store: ObjectStore, launch: int | None = None) -> bool:
@@ -87,6 +109,17 @@ def has_ended(store: ObjectStore, launch: int | None = None) -> bool:
     history = [launch_of(record) for record in records if record["attempt"] > after]
     stop = "fab stop" if journal.stopped(store) else ""
     return bool(history) and final_decision(RestartPolicy(), history, time.time(), stop) is not None
+
+
+def abandoned(store: ObjectStore) -> str:
+    """Return why nothing more will be printed of a run that has not ended; empty where that is not known."""
+    request = runs.read_record(store, journal.REQUEST) or {}
+    if not runs.supervisor_is_gone(request):
+        return ""
+    records = journal.read(store)
+    if records and "ended" not in records[-1] and not status.is_silent(store, records[-1]):
+        return ""
+    return f"the run is silent, and process {request['pid']}, which supervised it, is gone; fix: fab train … --resume"
 
 
 def as_data(entry: Entry) -> dict[str, Any]:

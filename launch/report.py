@@ -1,4 +1,4 @@
-"""One page about a run: its state, its attempts, and where its time went."""
+"""One page about a run: its state, its launches, and where its time went."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from launch import status
 from launch.runs import read_record
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
-from trainer.launch.journal import REQUEST, unix
+from lustrain.progress import duration_text
+from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.journal import REQUEST, launch_result, unix
 from trainer.metrics.goodput import goodput, useful_seconds
 from trainer.metrics.reader import merge_steps, read_events, read_generations
 from trainer.run.past import run_began
 from trainer.storage import ObjectStore
 
-CAUSES: Mapping[int | None, str] = {75: "a lost node", 85: "a notice or a stop", None: "a lost launcher"}
-"""Of the time between two attempts, by the exit code of the one before."""
+NOTICE, STOP = "a notice", "a stop"
+CAUSES: Mapping[int | None, str] = {EXIT_PEERS: "a lost node", EXIT_REQUEUE: STOP, None: "a lost launcher"}
+"""Why time passed between two launches, by the exit code of the one before; a stop that follows a notice of AWS is NOTICE."""
+ENDS, BETWEEN = "ends and rollbacks", "between launches"
+"""Parts of a run's time: what is left of its launches, and what passed between them."""
+GONE_S = 3600.0
+"""Seconds without a record of a step or an event after which the launcher of a launch without an end is taken for gone. Starts
+and saves write one much sooner."""
 
 
 @dataclass(frozen=True)
@@ -30,52 +38,108 @@ class Part:
     seconds: float
 
 
+def with_ends(
+    store: ObjectStore,
+    launches: Sequence[Mapping[str, Any]],
+    generations: Mapping[int, Sequence[Mapping[str, Any]]],
+    now: float,
+) -> list[dict[str, Any]]:
+    """Return the journal's launches as `account` needs them: each with all its lease generations, its result and an end.
+
+    A launch that the journal has no end of ends `now`, in Unix seconds. One whose launcher is gone ends with its last record,
+    where that is more than `GONE_S` before the end that its successor or this function gave it; without a successor `silent_s`
+    says how old the record is.
+    """
+    events = read_events(store)
+    return [_with_end(store, launch, events, generations, now) for launch in launches]
+
+
+def _with_end(
+    store: ObjectStore,
+    launch: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    generations: Mapping[int, Sequence[Mapping[str, Any]]],
+    now: float,
+) -> dict[str, Any]:
+    own_events = [event for event in events if event.get("launch_attempt") == launch["attempt"]]
+    own_generations = sorted({int(event["attempt"]) for event in own_events})
+    known = {**launch, "generations": own_generations} if own_generations else dict(launch)
+    is_open = "ended" not in launch
+    if is_open:
+        known |= launch_result(store, launch) | {"ended": now, "code": None}
+    if known["code"] is not None:
+        return known
+    records = [*own_events, *(generations[number][-1] for number in own_generations if generations.get(number))]
+    last = max([launch["started"], *(unix(record["time"]) for record in records)])
+    if known["ended"] - last <= GONE_S:
+        return known | {"ended": max(known["ended"], last)}
+    return known | {"ended": last} | ({"silent_s": now - last} if is_open else {})
+
+
+def lost_launchers(launches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each launch that `with_ends` has ended with its last record."""
+    return [
+        f"launch {launch['attempt']} has written nothing for {duration_text(launch['silent_s'])}: its launcher is gone, and "
+        "the launch counts until its last record"
+        for launch in launches
+        if "silent_s" in launch
+    ]
+
+
 def account(
-    attempts: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]]
+    launches: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> list[Part]:
-    """Divide the time from the first attempt's start to the last one's end; the parts add up to all of it. An attempt whose
+    """Divide the time from the first launch's start to the last one's end; the parts add up to all of it. A launch whose
     launcher was lost, and that trained on beside the next one, ends with the beginning of that.
 
-    `generations` are the step records of each lease generation. What training a step took counts as progress where the run's
-    history holds that record, and as repeated where a later attempt did the step over.
+    `generations` are the step records of each lease generation; a launch names its own as `generations`, or its newest as
+    `generation`. What training a step took counts as progress where the run's history holds that record, and as repeated where
+    a later generation did the step over.
     """
     kept = {(record["step"], record["attempt"]) for record in merge_steps(generations)}
-    parts: dict[str, float] = dict.fromkeys(("progress", "repeated steps", "saves", "starts", "ends of attempts"), 0.0)
-    begun = [one["started"] for one in attempts] + [float("inf")]
-    ended = [min(one["ended"], after) for one, after in zip(attempts, begun[1:], strict=True)]
-    for number, one in enumerate(attempts):
-        records = generations.get(one.get("generation") or 0, ())
+    parts: dict[str, float] = dict.fromkeys(("progress", "repeated steps", "saves", "starts", ENDS), 0.0)
+    begun = [launch["started"] for launch in launches] + [float("inf")]
+    ended = [min(launch["ended"], after) for launch, after in zip(launches, begun[1:], strict=True)]
+    for index, launch in enumerate(launches):
+        own = launch.get("generations") or [launch.get("generation") or 0]
+        records = [record for number in own for record in generations.get(number, ())]
         steps = {True: 0.0, False: 0.0}
         for record in records:
             steps[(record["step"], record["attempt"]) in kept] += record["step_seconds"] + record.get(
                 "eval_seconds", 0.0
             )
         saves = sum(record["blocked_seconds"] for record in records)
-        whole = ended[number] - one["started"]
+        whole = ended[index] - launch["started"]
         first = records[0]["step_seconds"] if records else 0.0
-        start = max(0.0, min(one["start_s"] - first, whole)) if one.get("start_s") else whole
+        start = max(0.0, min(launch["start_s"] - first, whole)) if launch.get("start_s") else whole
         spent = steps[True] + steps[False] + saves + start
-        # What it did beside the next attempt is not told apart.
+        # What it did beside the next launch is not told apart.
         share = whole / spent if spent > whole else 1.0
         parts["progress"] += share * steps[True]
         parts["repeated steps"] += share * steps[False]
         parts["saves"] += share * saves
         parts["starts"] += share * start
-        parts["ends of attempts"] += whole - share * spent
-        if number:
-            why = f"between attempts, after {CAUSES.get(attempts[number - 1]['code'], 'a failure')}"
-            parts[why] = parts.get(why, 0.0) + one["started"] - ended[number - 1]
+        parts[ENDS] += whole - share * spent
+        if index:
+            why = f"{BETWEEN}, after {cause_of_end(launches[index - 1])}"
+            parts[why] = parts.get(why, 0.0) + launch["started"] - ended[index - 1]
     return [Part(name, seconds) for name, seconds in parts.items()]
 
 
+def cause_of_end(launch: Mapping[str, Any]) -> str:
+    """Return why a launch ended, for people."""
+    cause = CAUSES.get(launch["code"], "a failure")
+    return NOTICE if cause == STOP and launch.get("noticed") else cause
+
+
 def share_of_useful_steps(
-    attempts: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]], began: float
+    launches: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]], began: float
 ) -> float | None:
     """Return the run's goodput from `began` to the end of its last launch, or by hand of its last step; None without steps."""
     in_order = [generations[number] for number in sorted(generations) if generations[number]]
     if not in_order:
         return None
-    ended = max(one["ended"] for one in attempts) if attempts else unix(in_order[-1][-1]["time"])
+    ended = max(launch["ended"] for launch in launches) if launches else unix(in_order[-1][-1]["time"])
     return goodput(useful_seconds(in_order), began, ended)
 
 
@@ -89,12 +153,11 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     generations = read_generations(store)
     if not generations:
         raise UserError(problem("RUN", store.uri, "holds no step records yet", fix="wait for its first steps"))
-    now = time.time()
-    attempts = [one if "ended" in one else {**one, "ended": now, "code": None} for one in state["attempts"]]
-    parts = account(attempts, generations)
+    launches = with_ends(store, state["attempts"], generations, time.time())
+    parts = account(launches, generations)
     whole = sum(part.seconds for part in parts)
-    began = run_began(attempts[0]["started"] if attempts else None, () if attempts else read_events(store))
-    share = None if began is None else share_of_useful_steps(attempts, generations, began)
+    began = run_began(launches[0]["started"] if launches else None, () if launches else read_events(store))
+    share = None if began is None else share_of_useful_steps(launches, generations, began)
     rows = [(part.name, part.seconds, part.seconds / whole) for part in parts if part.seconds >= 0.05]
     picture = _picture(store, output.with_suffix(".png"))
     table = [
@@ -106,10 +169,10 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     lines = [
         f"# {store.uri.rpartition('/')[2]}",
         "",
-        *(f"- {line}" for line in status.lines(state)),
+        *(f"- {line}" for line in [*status.lines(state), *lost_launchers(launches)]),
         *([f"- goodput {share:.1%}: steps that count, of the time since the run began"] if share is not None else []),
         "",
-        *(table if attempts else ["It was started by hand: where the rest of the time went is not recorded."]),
+        *(table if launches else ["It was started by hand: where the rest of the time went is not recorded."]),
         "",
         picture,
     ]

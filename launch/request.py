@@ -21,7 +21,10 @@ from trainer.launch.journal import CONFIG, STOP
 
 MAX_NODES = 10_000
 MAX_RANKS = 1024
-"""Of one node."""
+"""Ranks of one node."""
+WAIT_H, RENTED_WAIT_H = 6.0, 1.0
+"""Hours that a run waits for nodes or its store without --give-up. Where the caller holds rented nodes, those that live cost
+money meanwhile: there it is shorter, and still long enough for a group to replace an instance."""
 LEAVE = timedelta(minutes=30)
 """EC2 ends the instances of a capacity block so long before its end:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
@@ -130,7 +133,6 @@ def resolve_request(
                     problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {other}"))
     min_nodes, max_nodes = _nodes(flags, problems)
     spare = int(_number("--spare", flags.spare, 0, MAX_NODES, problems))
-    max_wait_h = _number("--give-up", flags.give_up, 0, 8760, problems, whole=False)
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
     target = Target(run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
     nproc = _nproc(flags, problems)
@@ -140,6 +142,10 @@ def resolve_request(
     options = backend.options(flags, target, problems)
     micro_batches = _micro_batches(config, problems)
     problems += config.parallel.unused()
+    rented = backend.uses_groups and cluster is not None and cluster.capacity.mode != "owned"
+    max_wait_h = RENTED_WAIT_H if rented and not backend.scheduler_can_replace_nodes else WAIT_H
+    if flags.give_up is not None:
+        max_wait_h = _number("--give-up", flags.give_up, 0, 8760, problems, whole=False)
     policy = RestartPolicy(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -149,6 +155,7 @@ def resolve_request(
         ranks_per_replica=(config.parallel.shard or 1) * config.parallel.tensor,
         allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
         scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
+        nodes_are_rented=rented,
     )
     if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
         problems.append(_unusable_ranks(flags, config, policy, one_machine=not backend.uses_groups))
@@ -280,7 +287,11 @@ def _unusable_ranks(flags: TrainFlags, config: Config, policy: RestartPolicy, *,
         name = f"parallel.shard = {shard}"
         if tensor > 1:
             name = f"parallel.tensor = {tensor}" if shard < 2 else f"{name} x parallel.tensor = {tensor}"
-        fix = "parallel.shard = 0 (over all ranks), or another value" if tensor == 1 else "other numbers that divide"
+        fix = "parallel.shard = 0 (over all ranks), or another value"
+        if tensor > 1:
+            whole = " or ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
+            product = "parallel.tensor" if shard < 2 else "parallel.shard x parallel.tensor"
+            fix = f"{product} = {whole}"
         if one_machine:
             allowed = f"multiples of {replica} up to {most}" if replica <= most else ""
             return problem("--nproc", ranks, f"is no multiple of {name}", allowed=allowed, fix=fix)

@@ -68,16 +68,27 @@ def _refuse_other_address(record: Mapping[str, Any], request: RunRequest) -> Non
 def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest) -> None:
     """Refuse a run whose supervising process on this machine still lives; a scheduler's jobs are its backend's to check."""
     pid = record.get("pid")
-    if record.get("on") not in SUPERVISED_BY_CALLER or record.get("host") != platform.node() or pid == os.getpid():
-        return
+    if _is_supervised_here(record) and pid != os.getpid() and _supervises(pid):
+        why = f"process {pid} of this machine still trains it"
+        raise UserError(problem("--resume", request.run, why, fix=f"fab stop {request.run}, or let it go on"))
+
+
+def supervisor_is_gone(request: Mapping[str, Any]) -> bool:
+    """Whether the run was supervised by a process of this machine that has ended; of other machines that is not known."""
+    return _is_supervised_here(request) and "pid" in request and not _supervises(request["pid"])
+
+
+def _is_supervised_here(request: Mapping[str, Any]) -> bool:
+    return request.get("on") in SUPERVISED_BY_CALLER and request.get("host") == platform.node()
+
+
+def _supervises(pid: object) -> bool:
+    """Whether this process is a `fab train` or `fab sweep`: the number may be another process's by now."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return
-    # The number may be another process's by now.
-    if {b"train", b"sweep"} & set(words):
-        why = f"process {pid} of this machine still trains it"
-        raise UserError(problem("--resume", request.run, why, fix=f"fab stop {request.run}, or let it go on"))
+        return False
+    return not {b"train", b"sweep"}.isdisjoint(words)
 
 
 def unregister_run(store: ObjectStore, files: Mapping[str, str]) -> None:

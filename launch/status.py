@@ -44,7 +44,7 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
         if (manifest := ManifestId.of_key(info.key)) is not None
     ]
     newest = max(commits, default=None)
-    age = time.time() - journal.unix(last["time"]) if last else None
+    age = _age_s(steps)
     return {
         "run": store.uri,
         "on": request and request.get("on"),
@@ -82,19 +82,33 @@ def lines(state: Mapping[str, Any]) -> list[str]:
     shown += [backend.describe(job) for backend, job in jobs if backend is not None]
     if held := state["held"]:
         shown.append(f"job {held['job']} is held ({held['why']}); fix: {held['fix']}")
-    return shown + [_attempt(record) for record in state["attempts"]]
+    return shown + [_launch(record) for record in state["attempts"]]
 
 
 def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | None) -> str:
     last = attempts[-1]
     if "ended" not in last:
-        quiet = time.time() - last["started"] if age is None else min(age, time.time() - last["started"])
+        quiet = _quiet_s(last, age)
         state = "running" if quiet < SILENT_S else f"running, but silent for {_ago(quiet)}"
         return f"{state}; stop requested" if stopped else state
     code = last["code"]
     if stopped and code == EXIT_REQUEUE:
         return STOPPED
-    return WORDS.get(code, "its launcher is gone" if code is None else f"the last attempt ended with {code}")
+    return WORDS.get(code, "its launcher is gone" if code is None else f"the last launch ended with {code}")
+
+
+def is_silent(store: ObjectStore, launch: Mapping[str, Any]) -> bool:
+    """Whether a launch without an end has recorded no step for `SILENT_S`."""
+    return _quiet_s(launch, _age_s(last_steps(store))) >= SILENT_S
+
+
+def _age_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    return time.time() - journal.unix(steps[-1]["time"]) if steps else None
+
+
+def _quiet_s(launch: Mapping[str, Any], age: float | None) -> float:
+    since_start = time.time() - float(launch["started"])
+    return since_start if age is None else min(age, since_start)
 
 
 def _by_events(store: ObjectStore, age: float | None) -> str:
@@ -109,8 +123,8 @@ def _by_events(store: ObjectStore, age: float | None) -> str:
     return "running" if age < SILENT_S else f"silent for {_ago(age)}"
 
 
-def _attempt(record: Mapping[str, Any]) -> str:
-    where = f"attempt {record['attempt']} on {', '.join(record['nodes'])}"
+def _launch(record: Mapping[str, Any]) -> str:
+    where = f"launch {record['attempt']} on {', '.join(record['nodes'])}"
     if "ended" not in record:
         idle = f"; idle, and paid for: {', '.join(record['idle'])}" if record.get("idle") else ""
         return f"{where}: since {_ago(time.time() - record['started'])}{idle}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,6 +12,7 @@ from launch import runs
 from launch.backends import Backend, LaunchPlan, Submission
 from launch.request import RunRequest
 from lustrain.problem import UNREACHABLE, UserError
+from trainer.errors import EXIT_REQUEUE
 
 
 def dry_run(request: RunRequest, plan: LaunchPlan) -> tuple[list[str], dict[str, Any]]:
@@ -41,4 +43,6 @@ def submit(
         raise
     if submission.job is not None:
         runs.save_job(store, request.backend, submission.job)
+    elif submission.code == EXIT_REQUEUE:
+        submission = replace(submission, lines=(*submission.lines, "next: the same fab train with --resume"))
     return submission

@@ -129,7 +129,7 @@ def _image(name: str) -> tuple[str, str]:
 
 @task("status")
 def status(flags: StatusFlags) -> TaskResult:
-    """Show a run's state, step, loss, speed, checkpoints, attempts, and whether a scheduler holds its job."""
+    """Show a run's state, step, loss, speed, checkpoints, launches, and whether a scheduler holds its job."""
     from launch import backends, runs
     from launch import status as reading
     from trainer.launch.journal import REQUEST
@@ -148,7 +148,7 @@ def status(flags: StatusFlags) -> TaskResult:
 
 @task("report")
 def report(flags: ReportFlags) -> TaskResult:
-    """Write one page about a run: its state, its attempts, where its time went, and a plot."""
+    """Write one page about a run: its state, its launches, where its time went, and a plot."""
     from launch import report as reporting
 
     lines, data = reporting.make(_open(flags), Path(flags.output))
@@ -166,14 +166,18 @@ def logs(flags: LogsFlags) -> TaskResult:
 
     follow = flags.follow or flags.f
     if flags.json and follow:
-        raise UserError(problem("--json", True, "only valid without --follow", fix="leave one of them out"))
+        raise UserError("--json: only valid without --follow; fix: leave one of them out")
     rank = None if flags.rank is None else int(number("--rank", flags.rank, 0, 1_000_000))
     launch = None if flags.launch is None else int(number("--launch", flags.launch, 1, 1_000_000))
     store = _open(flags)
-    found = reading.read(store, runs.read_record(store, REQUEST), rank=rank, launch=launch, follow=follow)
-    if flags.json:
-        return TaskResult((), {"run": store.uri, "lines": [reading.as_data(entry) for entry in found]})
+    request = runs.read_record(store, REQUEST)
+    found = reading.read(store, request, rank=rank, launch=launch, follow=follow)
     printed = False
+    if flags.json:
+        data = {"run": store.uri, "lines": [reading.as_data(entry) for entry in found]}
+        if not data["lines"]:
+            reading.check_part(store, request, rank, launch)
+        return TaskResult((), data)
     try:
         for entry in found:
             print(entry.shown(), flush=follow)
@@ -182,9 +186,9 @@ def logs(flags: LogsFlags) -> TaskResult:
     except BrokenPipeError:
         drop_output(sys.stdout.fileno())
     if not printed:
-        path = "--rank" if flags.rank else "--launch" if flags.launch else "RUN"
-        value = flags.rank or flags.launch or store.uri
-        raise UserError(problem(path, value, "has printed nothing", fix=f"fab status {store.uri} shows its launches"))
+        reading.check_part(store, request, rank, launch)
+        parts = [f"rank {rank}"] * (rank is not None) + [f"launch {launch}"] * (launch is not None)
+        print(f"lustrain: {' in '.join(parts) or store.uri} has printed nothing", file=sys.stderr)
     return TaskResult(())
 
 

@@ -57,6 +57,12 @@ MountWord = Annotated[
 Name = Annotated[str, like(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a plain name", "train")]
 User = Annotated[str, like(r"[A-Za-z_][A-Za-z0-9._-]*", "a user's name", "ubuntu")]
 Jump = Annotated[str, like(r"([A-Za-z_][\w.-]*@)?[A-Za-z0-9\[][\w.:\]-]*", "a host to go through", "ubuntu@bastion")]
+_HOST = r"\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*|[A-Za-z0-9_][\w.-]*"
+Machine = Annotated[
+    str,
+    like(rf"([A-Za-z0-9_][\w.-]*@)?({_HOST})(:\d{{1,5}})?", "an address of a machine", "10.0.0.5 or ubuntu@node1:2222"),
+]
+"""A host name, or an address of IPv4 or IPv6: it becomes the node's name, and a word of commands and lists."""
 Bucket = Annotated[str, like(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket's name", "team-checkpoints")]
 SlurmName = Annotated[str, like(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of Slurm", "research")]
 """Of an account or a QoS."""
@@ -75,7 +81,7 @@ class Nodes(Section):
     hyperpod_cluster: str | None = None
     kubernetes_label: str | None = None
     """Beside `hyperpod_cluster` of backend `hyperpod-eks`: the label that selects the same nodes through Kubernetes."""
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[Machine, ...] = ()
     """Host names or addresses of machines that are there already."""
 
     @model_validator(mode="after")

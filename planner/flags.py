@@ -34,7 +34,7 @@ class RunCostFlags:
     run: str = flag(help="the run: a folder, s3://bucket/prefix, or with a Cluster its name")
     instance_type: str | None = flag(None, "type of its nodes, like p5.48xlarge; else the Cluster's workers'")
     paid: str | None = flag(
-        None, "on-demand, spot, capacity-block or training-plan; else as the Cluster says (on-demand)"
+        None, "on-demand, spot, capacity-block or training-plan; else as --price or the Cluster says (on-demand)"
     )
     price: tuple[str, ...] = flag((), "MODE=USD: what a node costs an hour, paid so; may be given again")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")

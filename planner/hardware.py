@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infra.catalog.accelerators import PEAKS, Peak
 from infra.catalog.instances import Instance, instance, snapshot
+from lustrain.accelerators import PEAKS, Peak
 from lustrain.problem import UserError, did_you_mean, problem
 from trainer.config import PrecisionConfig
 
 LINK_SHARE = 0.8
-"""Of a link's rate that collectives reach. Between nodes 78.3 GB/s were measured on two p4de, where the law below gives 93.6
-at full rate (`node_setup/settings/floors.toml`, which has their page); docs/plan.md has the law beside the other types."""
+"""Share of a link's rate that collectives reach. Between nodes 78.3 GB/s were measured on two p4de, where the law below gives
+93.6 at full rate (`node_setup/settings/floors.toml`, which has their page); docs/plan.md has the law beside the other types."""
 IN_SWITCH = 4 / 3
 """By how much the sums in NVSwitch speed up an all-reduce from Hopper on: 479 GB/s were measured on two p5 (the same file),
 where links alone would give 360."""
 PCIE_SHARE = 0.25
-"""Of PCIe's rate: without NVLink data pass through the host, in and out, beside those of the other GPUs. Assumed."""
+"""Share of PCIe's rate that collectives reach: without NVLink data pass through the host, in and out, beside those of the
+other GPUs. Assumed."""
 HOP_S = 48e-6
-"""For one message from node to node. Fitted to one figure: FSDP of a 7 B model loses 37 % of its speed a GPU between 128 and
-2,048 H100 (https://arxiv.org/abs/2411.13055), taken as two samples of 4,096 tokens a GPU."""
+"""Seconds of one message from node to node. Fitted to one figure: FSDP of a 7 B model loses 37 % of its speed a GPU between
+128 and 2,048 H100 (https://arxiv.org/abs/2411.13055), taken as two samples of 4,096 tokens a GPU."""
 LOCAL_HOP_S = 5e-6
-"""For one message between GPUs of a node. Assumed."""
+"""Seconds of one message between GPUs of a node. Assumed."""
 RESERVED_BYTES = 2 * 2**30
-"""Of each GPU: the CUDA context, and NCCL's and cuBLAS's buffers. Assumed."""
+"""Bytes of each GPU that tensors cannot have: the CUDA context, and NCCL's and cuBLAS's buffers. Assumed."""
 FRAGMENTATION = 0.05
-"""Of the rest, which the allocator holds in pieces that fit nothing. Assumed."""
+"""Share of the rest, which the allocator holds in pieces that fit nothing. Assumed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Node:
 
     @property
     def usable_bytes(self) -> int:
-        """Of a GPU's memory for tensors."""
+        """Bytes of a GPU's memory that tensors can have."""
         return int((self.gpu_bytes - RESERVED_BYTES) * (1 - FRAGMENTATION))
 
     def flops(self, precision: PrecisionConfig) -> float:
@@ -93,38 +94,38 @@ class Node:
 
 def node_of(type_name: str, *, flag: str = "--instance-type") -> Node:
     """Return a node of an instance type in the catalogue. UserError where it is unknown, or has no GPU of a known peak."""
-    found = instance(type_name)
-    if found is None:
+    known = instance(type_name)
+    if known is None:
         near = did_you_mean(type_name.removeprefix("ml."), snapshot().types)
         fix = near or "give the name of an EC2 instance type, like p5.48xlarge"
         raise UserError(problem(flag, type_name, "is not in the catalogue of instance types", fix=fix))
-    return _node(found, flag)
+    return _node(known, flag)
 
 
-def _node(found: Instance, flag: str) -> Node:
-    gpus = [device for device in found.accelerators if device.name in PEAKS and device.count]
+def _node(known: Instance, flag: str) -> Node:
+    gpus = [device for device in known.accelerators if device.name in PEAKS and device.count]
     if not gpus:
-        has = ", ".join(device.name for device in found.accelerators) or "no GPU"
+        has = ", ".join(device.name for device in known.accelerators) or "no GPU"
         allowed = "types with " + ", ".join(name.removeprefix("NVIDIA ") for name in PEAKS)
         why = f"has {has}, of which no peak is known"
-        raise UserError(problem(flag, found.name, why, allowed=allowed, fix="choose another type"))
+        raise UserError(problem(flag, known.name, why, allowed=allowed, fix="choose another type"))
     (gpu,) = gpus
     return Node(
-        found.name,
+        known.name,
         gpu.count,
         gpu.name,
         gpu.memory_mib * 2**20,
         PEAKS[gpu.name],
-        found.network_gbit / 8,
-        bool(found.efa),
+        known.network_gbit / 8,
+        bool(known.efa),
     )
 
 
 def nodes_for(precision: PrecisionConfig) -> list[Node]:
     """Return a node of every type in the catalogue that can compute with these settings."""
     nodes = [
-        _node(found, "")
-        for found in snapshot().types.values()
-        if any(device.name in PEAKS and device.count for device in found.accelerators)
+        _node(known, "")
+        for known in snapshot().types.values()
+        if any(device.name in PEAKS and device.count for device in known.accelerators)
     ]
     return [node for node in nodes if node.flops(precision)]

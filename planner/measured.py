@@ -34,7 +34,10 @@ class Measured:
 def measure(store: ObjectStore, work: Work) -> Measured:
     """Return what a run measured. UserError where it has too few steps, or trained something else."""
     stored = read_stored(store)
-    settings = stored.settings if stored else {}
+    if stored is None:
+        why, fix = "has no stored configuration to compare", "plan with --mfu instead"
+        raise UserError(problem("--run", store.uri, why, fix=fix))
+    settings = stored.settings
     if problems := _differences(settings, work):
         raise UserError(problems)
     records = [record for record in read_steps(store) if not record.get("skipped")]
@@ -65,9 +68,9 @@ def _differences(settings: dict[str, object], work: Work) -> list[Problem]:
     }
     fix = "plan with the run's configuration, or leave --run out"
     return [
-        problem(key, value, f"the run was trained with {settings[key]}", fix=fix)
+        problem(key, value, f"the run was trained with {settings.get(key, 'an unknown value')}", fix=fix)
         for key, value in planned.items()
-        if key in settings and settings[key] != value
+        if key not in settings or settings[key] != value
     ]
 
 
@@ -77,9 +80,9 @@ def efficiency(measured: Measured, work: Work, node: Node, uri: str) -> float:
     nodes = max(1, -(-measured.ranks // node.gpus))
     shard, tensor, recompute = measured.shard, measured.tensor, measured.recompute
     strategy = Strategy(measured.ranks // (shard * tensor), shard, tensor, recompute)  # type: ignore[arg-type]
-    found = efficiency_of(work, strategy, node, nodes, measured.step_s)
-    if found is None:
+    share = efficiency_of(work, strategy, node, nodes, measured.step_s)
+    if share is None:
         why = f"took {measured.step_s:.4g} s a step on {measured.ranks} ranks, which no {node.gpu} explains"
         fix = "name the instance type that it ran on"
         raise UserError(problem("--run", uri, why, fix=fix))
-    return found
+    return share

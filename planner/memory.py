@@ -126,7 +126,7 @@ class _Activations:
         return self._bytes * self._width + 4 * self._work.tokens * self._work.shape.heads
 
     def _block(self) -> int:
-        """Of a whole block: under autocast each matrix that reads a norm's output keeps a copy of its own."""
+        """Return the bytes of a whole block: under autocast each matrix that reads a norm's output keeps a copy of its own."""
         work, tokens, e = self._work, self._work.tokens, self._bytes
         copied = e < 4 and (self._residual == 4 or self._kernels.norm_returns_fp32)
         inputs = (5 if copied else 2) * e * self._width

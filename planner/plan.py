@@ -13,11 +13,12 @@ from planner.memory import Memory, memory
 from planner.price import Rate, Storage, rates, storage
 from planner.step import StepTime, mfu, step_time
 from planner.strategy import Strategy, strategies
+from planner.units import parameters_text
 from planner.work import Work
 from trainer.config import CheckpointConfig
 
 ASSUMED_EFFICIENCY = 0.4
-"""Of a GPU's peak while nothing waits for the network: torchtitan reports 33 to 39 % on H100 and 52 to 58 % on A100
+"""Share of a GPU's peak while nothing waits for the network: torchtitan reports 33 to 39 % on H100 and 52 to 58 % on A100
 (https://github.com/pytorch/torchtitan/blob/31a17bfdb70bab6f62a13d21816a5339b911d6e3/benchmarks/llama3_h100_202412_torchtitan.md)."""
 NODE_MTBF_S = 54 * 86_400 * 2_048 / 419
 """Seconds between failures of one node: 419 unexpected interruptions in 54 days on 16,384 GPUs, eight a node, make 6,334 hours
@@ -33,13 +34,13 @@ class Assumptions:
     """Figures that were neither measured nor computed; `given` names those that the user gave."""
 
     restart_s: float = 300.0
-    """From an interruption to the new start's first read: noticed, nodes replaced, ranks started."""
+    """Seconds from an interruption to the new start's first read: noticed, nodes replaced, ranks started."""
     copy_gb_s: float = 20.0
-    """From a GPU to the host, while the loop stands still: half of what PCIe 5.0 x16 carries."""
+    """Rate from a GPU to the host, while the loop stands still: half of what PCIe 5.0 x16 carries."""
     store_gb_s: float = 2.0
-    """Between a node and where checkpoints lie."""
+    """Rate between a node and where checkpoints lie."""
     mtbf_s: float | None = None
-    """Between interruptions of the job, however it is paid; None: by `mtbf_s` below."""
+    """Seconds between interruptions of the job, however it is paid; None: by `mtbf_s` below."""
     given: frozenset[str] = frozenset()
 
 
@@ -112,7 +113,7 @@ class Outcome:
     best_interval_s: float
     trainers_interval_s: float
     goodput: float
-    """With the interval that the trainer chooses."""
+    """Share of time that counts with the interval that the trainer chooses."""
     best_goodput: float
     wall_s: float
     usd: float | None
@@ -170,8 +171,10 @@ def options_of(request: Request) -> Iterator[Option]:
 def fastest(options: tuple[Option, ...]) -> Option | None:
     """Return the option with the shortest step of those that fit; on the same nodes it is the
     cheapest too. Of equal ones the one that takes less memory."""
-    found = [option for option in options if option.runnable]
-    return min(found, key=lambda option: (option.step.total if option.step else 0.0, option.memory.total), default=None)
+    runnable = [option for option in options if option.runnable]
+    return min(
+        runnable, key=lambda option: (option.step.total if option.step else 0.0, option.memory.total), default=None
+    )
 
 
 def _scaling(request: Request) -> Iterator[Scaling]:
@@ -228,8 +231,7 @@ def _nothing_fits(request: Request, options: tuple[Option, ...]) -> str:
         why = f"a step has {work.micro_batches} micro-batches, fewer than the {min(ranks)} groups of GPUs that take their own"
         most = work.micro_batches * max(option.strategy.tensor for option in options) // node.gpus
         allowed = f"at most {most}" if most else ""
-        fix = "raise train.global_batch, lower train.micro_batch, or take fewer nodes"
-        return problem("--nodes", request.nodes, why, allowed=allowed, fix=fix)
+        return problem("--nodes", request.nodes, why, allowed=allowed, fix=_fix_of_few_micro_batches(request))
     least = min(options, key=lambda option: option.memory.total)
     gib = least.memory.total / 2**30
     name = f"{least.strategy.kind}, recomputation {least.strategy.recompute}"
@@ -238,7 +240,22 @@ def _nothing_fits(request: Request, options: tuple[Option, ...]) -> str:
     )
     near = _nearest(request)
     fix = f"the nearest that fits: {near}" if near else "a smaller model or shorter samples"
-    return problem("task.model", f"{work.parameters / 1e9:,.2f} B parameters", why, fix=fix)
+    return problem("task.model", f"{parameters_text(work.parameters)} parameters", why, fix=fix)
+
+
+def _fix_of_few_micro_batches(request: Request) -> str:
+    work, gpus = request.work, request.node.gpus
+    fixes = ["raise train.global_batch"] + (["lower train.micro_batch"] if work.micro_batch > 1 else [])
+    enough = (
+        ranks
+        for ranks in range(2, gpus + 1)
+        if gpus % ranks == 0 and request.gpus // ranks <= work.micro_batches and work.can_split(ranks)
+    )
+    if (ranks := next(enough, None)) is not None:
+        fixes.append(f"--set parallel.tensor={ranks} --set parallel.shard=1")
+    if request.nodes > 1:
+        fixes.append("take fewer nodes")
+    return ", or ".join(fixes)
 
 
 def _nearest(request: Request) -> str:

@@ -24,7 +24,7 @@ class Rate:
 
 
 def rates(type_name: str, region: str, given: Mapping[str, float]) -> list[Rate]:
-    """Return the rate of each mode: the user's own first, else the catalogue's with its date."""
+    """Return the rate of each mode: the user's own first, else the catalogue's with its date and whether AWS lists it."""
     return [_rate(mode, type_name, region, given.get(mode)) for mode in MODES]
 
 
@@ -38,7 +38,8 @@ def _rate(mode: str, type_name: str, region: str, given: float | None) -> Rate:
 
 
 def _origin(known: Price, region: str) -> str:
-    return f"list of {known.date}" + ("" if known.holds_in(region) else f", {known.region}'s")
+    text = f"list of {known.date}" if known.is_from_aws else f"reported {known.date}"
+    return text + ("" if known.holds_in(region) else f", {known.region}'s")
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from infra.catalog.instances import snapshot
-from lustrain.progress import BYTES, amount_text, duration_text
+from lustrain.progress import BYTES, amount_text
 from lustrain.tables import table
 from planner.hardware import FRAGMENTATION, LINK_SHARE, PCIE_SHARE, RESERVED_BYTES
 from planner.plan import NODE_MTBF_S, Option, Outcome, Plan, Scaling
+from planner.units import parameters_text, span_text, usd_text
 
 GIB = 2**30
 CONFIRMED_NODES = 16
@@ -36,8 +37,8 @@ def _heading(plan: Plan) -> Iterator[str]:
     request = plan.request
     work, node = request.work, request.node
     yield (
-        f"model: {work.parameters / 1e9:.3g} B parameters, {work.seq_len:,} tokens a sample, {work.global_batch:,} samples "
-        f"a step in micro-batches of {work.micro_batch}, {work.precision.mode}"
+        f"model: {parameters_text(work.parameters)} parameters, {work.seq_len:,} tokens a sample, {work.global_batch:,} "
+        f"samples a step in micro-batches of {work.micro_batch}, {work.precision.mode}"
     )
     network = f", {node.network_gb_s:g} GB/s between nodes{' by EFA' if node.efa else ''}" if request.nodes > 1 else ""
     yield (
@@ -73,6 +74,8 @@ def _option_row(plan: Plan, option: Option) -> tuple[str, ...]:
     strategy = option.strategy
     if plan.request.configured == (strategy.shard, strategy.tensor, strategy.recompute):
         marks.append("configured")
+    if step is None:
+        marks.append("too few micro-batches")
     times = ("-",) * 4
     if step is not None:
         times = (f"{step.total:.3g}", f"{step.exposed:.2g}", f"{option.mfu:.1%}", f"{option.tokens_per_s:,.0f}")
@@ -156,13 +159,13 @@ def _outcome_row(plan: Plan, outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.rate.mode,
         "?" if outcome.rate.usd_hour is None else f"{outcome.rate.usd_hour:,.2f}",
-        duration_text(outcome.mtbf_s),
-        duration_text(outcome.best_interval_s),
-        duration_text(outcome.trainers_interval_s),
+        span_text(outcome.mtbf_s),
+        span_text(outcome.best_interval_s),
+        span_text(outcome.trainers_interval_s),
         f"{outcome.goodput:.1%}",
         f"{outcome.best_goodput:.1%}",
-        "never" if endless else duration_text(outcome.wall_s),
-        "?" if outcome.usd is None or endless else f"{outcome.usd:,.0f}",
+        "never" if endless else span_text(outcome.wall_s),
+        "?" if outcome.usd is None or endless else usd_text(outcome.usd),
         "?" if per_million is None or endless else f"{per_million:.3g}",
         outcome.rate.origin,
     )

@@ -99,8 +99,8 @@ def _with_vocabulary(shape: LlamaShape, data: str) -> LlamaShape:
 
 def tokens_of(text: str) -> float:
     """Return the number in a text like `15T`. UserError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
-    value = float(found[1]) * SUFFIXES[found[2].upper()] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    value = float(match[1]) * SUFFIXES[match[2].upper()] if match else 0.0
     if not 1 <= value <= MOST_TOKENS:
         raise UserError(problem("--tokens", text, "is no number of tokens", allowed="1 to 1e16", fix="like 15T or 2e9"))
     return value
@@ -108,14 +108,14 @@ def tokens_of(text: str) -> float:
 
 def prices_of(texts: Sequence[str]) -> dict[str, float]:
     """Return the rates that the user gave. UserError."""
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for text in texts:
         mode, equals, figure = text.partition("=")
         if not equals or mode not in MODES:
             allowed = ", ".join(f"{mode}=USD" for mode in MODES)
             raise UserError(problem("--price", text, "names no way to pay for nodes", allowed=allowed))
-        found[mode] = number(f"--price {mode}", figure, 0.001, 10_000, whole=False)
-    return found
+        prices[mode] = number(f"--price {mode}", figure, 0.001, 10_000, whole=False)
+    return prices
 
 
 def _nodes(flags: PlanFlags, cluster: Cluster | None) -> tuple[Node, int]:
@@ -128,11 +128,11 @@ def _nodes(flags: PlanFlags, cluster: Cluster | None) -> tuple[Node, int]:
 
 def type_of(name: str | None, group: NodeGroup | None) -> str:
     """Return the type of the nodes, the flag's before the group's. UserError where neither names one."""
-    found = name or (group.type if group else None)
-    if found is None:
+    type_name = name or (group.type if group else None)
+    if type_name is None:
         why, fix = "is given neither by a flag nor by a Cluster", "--instance-type p5.48xlarge, or --cluster FILE"
         raise UserError(problem("--instance-type", None, why, fix=fix))
-    return found
+    return type_name
 
 
 def group_of(name: str | None, cluster: Cluster | None) -> NodeGroup | None:
@@ -205,7 +205,7 @@ def _with_efficiency(request: Request, flags: PlanFlags, cluster: Cluster | None
     if flags.run is None:
         return replace(request, efficiency=ASSUMED_EFFICIENCY)
     store = open_existing_run(uri_of(flags.run, cluster, Path.cwd()))
-    found = measured.measure(store, request.work)
-    share = measured.efficiency(found, request.work, request.node, store.uri)
-    origin = f"measured: {found.steps} steps of {store.uri} on {found.ranks} GPUs, {found.step_s:.4g} s each"
+    speed = measured.measure(store, request.work)
+    share = measured.efficiency(speed, request.work, request.node, store.uri)
+    origin = f"measured: {speed.steps} steps of {store.uri} on {speed.ranks} GPUs, {speed.step_s:.4g} s each"
     return replace(request, efficiency=share, efficiency_origin=origin)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from infra.catalog.instances import instance, snapshot
+from launch.report import lost_launchers, with_ends
 from launch.request import uri_of
 from launch.runs import open_existing_run
 from lustrain import deployed
+from lustrain.cluster import Cluster, NodeGroup
 from lustrain.problem import UserError, did_you_mean, problem
-from lustrain.progress import duration_text
 from lustrain.tables import table
 from planner.flags import RunCostFlags
 from planner.price import MODES, Rate, rates
 from planner.request import group_of, prices_of, region_of, type_of
 from planner.spent import Spent, spent
+from planner.units import span_text
 from trainer.checkpoint.stored_config import read_stored
 from trainer.launch import journal
 from trainer.metrics.reader import read_generations
@@ -33,53 +35,71 @@ def run_cost(flags: RunCostFlags) -> tuple[list[str], dict[str, Any]]:
     if instance(type_name) is None:
         fix = did_you_mean(type_name, snapshot().types) or "give the name of an EC2 instance type"
         raise UserError(problem("--instance-type", type_name, "is not in the catalogue of instance types", fix=fix))
-    paid = (group.capacity if group and group.capacity else cluster.capacity).mode if cluster else "on-demand"
-    mode = flags.paid or (paid if paid in MODES else "on-demand")
-    rate = _rate(mode, type_name, region_of(flags.region, cluster), flags)
+    prices = prices_of(flags.price)
+    mode = _mode(flags.paid, prices, cluster, group)
+    rate = _rate(mode, type_name, region_of(flags.region, cluster), prices)
     store = open_existing_run(uri_of(flags.run, cluster, Path.cwd()))
-    found = _spent(store, rate)
-    return list(_lines(store, found, type_name, rate)), asdict(found) | {"rate": asdict(rate), "type": type_name}
+    generations = read_generations(store)
+    launches = with_ends(store, journal.read(store), generations, time.time())
+    cost = _spent(store, launches, generations, rate)
+    data = asdict(cost) | {"rate": asdict(rate), "type": type_name}
+    return [*_lines(store, cost, type_name, rate), *lost_launchers(launches)], data
 
 
-def _rate(mode: str, type_name: str, region: str, flags: RunCostFlags) -> Rate:
+def _mode(paid: str | None, prices: Mapping[str, float], cluster: Cluster | None, group: NodeGroup | None) -> str:
+    """Return how the nodes were paid: as the flag says, as the only price given does, else as the Cluster. UserError."""
+    allowed = ", ".join(MODES)
+    if paid is not None:
+        if paid not in MODES:
+            raise UserError(problem("--paid", paid, "is no way to pay for nodes", allowed=allowed))
+        return paid
+    if len(prices) == 1:
+        return next(iter(prices))
+    if cluster is None:
+        return "on-demand"
+    mode = (group.capacity if group and group.capacity else cluster.capacity).mode
     if mode not in MODES:
-        raise UserError(problem("--paid", mode, "is no way to pay for nodes", allowed=", ".join(MODES)))
-    rate = rates(type_name, region, prices_of(flags.price))[MODES.index(mode)]
+        why = f"is not given, and the Cluster's capacity is {mode}, which has no price of its own"
+        raise UserError(problem("--paid", None, why, allowed=allowed, fix="--paid MODE, or --price MODE=USD"))
+    return mode
+
+
+def _rate(mode: str, type_name: str, region: str, prices: Mapping[str, float]) -> Rate:
+    rate = rates(type_name, region, prices)[MODES.index(mode)]
     if rate.usd_hour is None:
         why = f"no price of a {type_name} paid so is known"
         raise UserError(problem("--paid", mode, why, fix=f"--price {mode}=USD"))
     return rate
 
 
-def _spent(store: ObjectStore, rate: Rate) -> Spent:
-    launches = [
-        launch if "ended" in launch else {**launch, "ended": time.time(), "code": None}
-        for launch in journal.read(store)
-    ]
+def _spent(
+    store: ObjectStore,
+    launches: Sequence[Mapping[str, Any]],
+    generations: Mapping[int, Sequence[Mapping[str, Any]]],
+    rate: Rate,
+) -> Spent:
     stored = read_stored(store)
     steps = int(stored.settings["train.steps"]) if stored else 0
     try:
-        return spent(launches, read_generations(store), steps, rate.usd_hour or 0.0)
+        return spent(launches, generations, steps, rate.usd_hour or 0.0)
     except ValueError:
         why, fix = "has no launch with a step in its journal", "wait for its first steps; `fab train` keeps a journal"
         raise UserError(problem("RUN", store.uri, why, fix=fix)) from None
 
 
-def _lines(store: ObjectStore, found: Spent, type_name: str, rate: Rate) -> Iterator[str]:
+def _lines(store: ObjectStore, cost: Spent, type_name: str, rate: Rate) -> Iterator[str]:
     yield (
-        f"{store.uri}: {found.usd:,.2f} USD for {found.node_hours:,.2f} hours of a {type_name} at {rate.usd_hour:,.2f} USD "
+        f"{store.uri}: {cost.usd:,.2f} USD for {cost.node_hours:,.2f} hours of a {type_name} at {rate.usd_hour:,.2f} USD "
         f"({rate.mode}, {rate.origin})"
     )
     rows = [
-        (share.name, duration_text(share.seconds), f"{share.usd:,.2f}")
-        for share in found.shares
-        if share.seconds >= 0.05
+        (share.name, span_text(share.seconds), f"{share.usd:,.2f}") for share in cost.shares if share.seconds >= 0.05
     ]
     yield from table(("where it went", "time", "USD"), rows, ("time", "USD"))
-    yield f"goodput {found.goodput:.1%}; {found.interruptions} interruptions cost {found.interruptions_usd:,.2f} USD"
-    if found.step < found.steps:
+    yield f"goodput {cost.goodput:.1%}; {cost.interruptions} interruptions and repeated steps cost {cost.lost_usd:,.2f} USD"
+    if cost.step < cost.steps:
         yield (
-            f"step {found.step:,} of {found.steps:,}: at this pace {duration_text(found.remaining_s)} and "
-            f"{found.remaining_usd:,.2f} USD more, {found.usd + found.remaining_usd:,.2f} USD in all"
+            f"step {cost.step:,} of {cost.steps:,}: at this pace {span_text(cost.remaining_s)} and "
+            f"{cost.remaining_usd:,.2f} USD more, {cost.usd + cost.remaining_usd:,.2f} USD in all"
         )
     yield "nodes alone: storage, traffic and what was bought beside them are not in it"

@@ -20,7 +20,7 @@ class StepTime:
     compute: float
     exposed: float
     micro_batches: int
-    """Of each rank; ranks without one of their own wait as long."""
+    """Micro-batches of each rank; ranks without one of their own wait as long."""
 
     @property
     def total(self) -> float:
@@ -70,12 +70,13 @@ def _sharded(
     """FSDP2 gathers each block for forward and, where it was freed, for backward, and scatters its gradients, in every
     micro-batch; HSDP sums the shards over replicas in the last one."""
     e, layers, tensor = work.compute_bytes, work.shape.layers, strategy.tensor
-    shard_nodes = max(1, strategy.shard * tensor * nodes // strategy.gpus)
+    on_node = min(tensor, node.gpus)
+    shard_nodes = max(1, strategy.shard * on_node * nodes // strategy.gpus)
     block, outer = work.block_parameters // tensor, work.outer_parameters // tensor
 
     def gather(elements: int, size: int) -> float:
         # With tensor parallelism the GPUs of a node gather different parts, all through its network.
-        return node.gather_s(elements * size * (tensor if shard_nodes > 1 else 1), strategy.shard, shard_nodes)
+        return node.gather_s(elements * size * (on_node if shard_nodes > 1 else 1), strategy.shard, shard_nodes)
 
     forward_one, backward_one = forward / layers, backward / layers
     gathers = gather(block, e)
@@ -95,11 +96,11 @@ def _sharded(
 
 def _tensor(work: Work, strategy: Strategy, node: Node) -> float:
     """Tensor parallelism with a divided sequence gathers and scatters activations twice a block, forward and backward; each
-    waits for it."""
+    waits for it, and where there are more tensor ranks than a node has GPUs, for the network between nodes."""
     if strategy.tensor == 1:
         return 0.0
     count = work.tokens * work.shape.width * work.compute_bytes
-    return 8 * work.shape.layers * node.gather_s(count, strategy.tensor, 1)
+    return 8 * work.shape.layers * node.gather_s(count, strategy.tensor, -(-strategy.tensor // node.gpus))
 
 
 LEAST_EFFICIENCY = 0.001

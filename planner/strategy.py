@@ -24,12 +24,13 @@ class Strategy:
     def kind(self) -> str:
         if self.tensor > 1:
             return "TP" if self.data_ranks == 1 else f"TP+{self._kind_of_data_ranks}"
-        return "DDP" if self.shard == 1 else self._kind_of_data_ranks
+        return self._kind_of_data_ranks if self.shard > 1 else "DDP"
 
     @property
     def _kind_of_data_ranks(self) -> str:
-        """Beside tensor parallelism, replicas are averaged by HSDP also where they are not sharded."""
-        return "FSDP2" if self.replicate == 1 else "HSDP"
+        if self.replicate == 1:
+            return "FSDP2"
+        return "HSDP" if self.shard > 1 else "DDP"
 
     @property
     def gpus(self) -> int:
@@ -49,7 +50,9 @@ class Strategy:
     def settings(self) -> dict[str, object]:
         """Settings of the trainer that choose it."""
         tensor = {"parallel.tensor": self.tensor} if self.tensor > 1 else {}
-        return {"parallel.shard": self.shard, **tensor, "train.activation_checkpointing": self.recompute}
+        # 0 stands for all, so that the setting holds on other numbers of nodes too.
+        shard = 0 if self.shard > 1 and self.replicate == 1 else self.shard
+        return {"parallel.shard": shard, **tensor, "train.activation_checkpointing": self.recompute}
 
 
 def strategies(

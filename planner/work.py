@@ -13,7 +13,7 @@ Recompute = Literal["none", "selective", "full"]
 FP32 = PrecisionConfig()
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 STATE_BYTES = 12
-"""Per parameter in a checkpoint: the fp32 weight and AdamW's two moments."""
+"""Bytes of a parameter in a checkpoint: the fp32 weight and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Work:
 
     @property
     def compute_bytes(self) -> int:
-        """Of a number that is computed with."""
+        """Bytes of a number in the format that forward and backward compute in."""
         return COMPUTE_BYTES[self.precision.mode]
 
     @property
     def tokens(self) -> int:
-        """In a micro-batch."""
+        """Tokens in a micro-batch."""
         return self.micro_batch * self.seq_len
 
     @property
@@ -76,12 +76,12 @@ class Work:
 
     @property
     def micro_batches(self) -> int:
-        """Of one step over all ranks."""
+        """Micro-batches of one step over all ranks."""
         return self.global_batch // self.micro_batch
 
     @property
     def flops_per_token(self) -> float:
-        """Of forward and backward, without recomputation."""
+        """Operations of forward and backward for each token, without recomputation."""
         return llama.flops_per_token(self.shape, self.seq_len)
 
     @property

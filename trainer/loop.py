@@ -95,7 +95,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     history: bad_loss.History = field(default_factory=bad_loss.History)
     bad_step: bad_loss.BadStep | None = None
-    """The step for which the loop returned Ending.ROLL_BACK."""
+    """The step for which the loop returned LoopEnd.ROLL_BACK."""
     clock: StepWatchdog = field(default_factory=StepWatchdog.of)
     saving: Saving = field(init=False)
     """Set once the checkpoint to resume from, if any, is loaded."""

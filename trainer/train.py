@@ -75,6 +75,8 @@ def prepare(
     cleanup.enter_context(precision.matmul_policy(config.precision))
     world = parallel.join(config.parallel)
     cleanup.callback(world.close)
+    # After `rank_0_last`: of a finished run rank 0 stays for a scrape when the others have left.
+    serving = cleanup.enter_context(ExitStack())
     cleanup.enter_context(report_lost_ranks(world))
     relay = Relay(rank_name(world.rank, launch_attempt()))
     cleanup.callback(relay.close)
@@ -106,9 +108,11 @@ def prepare(
     cleanup.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(run_lease.schedule_steps)
     training = build(config, task, world, watch, relay)
-    exporter = start_exporter(config, world, relay.event, lambda: task.flops_per_token(training.model))
+    exporter = start_exporter(
+        config, world, relay.event, lambda: task.flops_per_token(training.model), training.clock.age_s
+    )
     if exporter is not None:
-        cleanup.callback(exporter.close)
+        serving.callback(exporter.close)
     owned = OwnedRun(store, run_lease, relay, exporter=exporter)
     cleanup.enter_context(owned.generation_ends)
     begin_generation(training, owned, votes)

@@ -1,4 +1,4 @@
-"""What AWS charges, at list price, from dated lists.
+"""What AWS charges: list prices with their dates, from AWS itself or as others report them.
 
 `prices.jsonl` has one row for each list that was read: its regions, date, source, the unit, and USD by name. A name is an
 instance type on demand, the same type as `spot:` or `capacity-block:`, or a part of another service, such as
@@ -17,11 +17,16 @@ from typing import Literal
 
 PRICES = Path(__file__).with_name("prices.jsonl")
 HOME = "us-east-1"
-"""Whose price is shown where a region's own is not known."""
+"""The region whose price is shown where a region's own is not known."""
 ANYWHERE = "*"
-"""As a region: one price for all of them."""
+"""The region of a price that is one for all of them."""
 HOURS_A_MONTH = 730
 """365 x 24 / 12, as AWS's calculator counts."""
+FROM_AWS = (
+    *("https://aws.amazon.com/", "https://docs.aws.amazon.com/"),
+    *("https://github.com/aws/", "https://github.com/aws-samples/"),
+)
+"""Where AWS publishes prices itself; all other sources report them."""
 HOURS = {"hour": 1, "month": HOURS_A_MONTH}
 
 
@@ -37,8 +42,12 @@ class Price:
 
     @property
     def usd_hour(self) -> float:
-        """Of a thing that is billed by time; KeyError for one billed by the GB."""
+        """The price of an hour of a thing that is billed by time; KeyError for one billed by the GB."""
         return self.usd / HOURS[self.per]
+
+    @property
+    def is_from_aws(self) -> bool:
+        return self.source.startswith(FROM_AWS)
 
     def holds_in(self, region: str) -> bool:
         return self.region in (region, ANYWHERE)

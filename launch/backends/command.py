@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from lustrain.problem import UNREACHABLE, UserError
 
@@ -40,15 +41,19 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
 
 
-def run(command: Sequence[str], text: str = "", *, fix: str) -> Output:
-    """Run a program with `text` as its input. UserError (UNREACHABLE) with the fix where it cannot run, or does not end."""
+def run(command: Sequence[str], text: str = "", *, fix: str, output: IO[bytes] | None = None) -> Output:
+    """Run a program with `text` as its input; with `output` what it prints goes into that file and is not returned.
+
+    UserError (UNREACHABLE) with the fix where it cannot run, or does not end.
+    """
     name = command[0]
     try:
         done = subprocess.run(
             command,
             input=text,
             env=environment(os.environ),
-            capture_output=True,
+            stdout=output or subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             timeout=TIMEOUT_S,
@@ -58,7 +63,7 @@ def run(command: Sequence[str], text: str = "", *, fix: str) -> Output:
         raise UserError(f"{name} cannot be run: {error.strerror}; fix: {fix}", UNREACHABLE) from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{name} did not answer within {TIMEOUT_S:.0f} s; fix: {fix}", UNREACHABLE) from None
-    return Output(done.returncode, done.stdout, done.stderr)
+    return Output(done.returncode, done.stdout or "", done.stderr)
 
 
 def error_text(output: Output, marks: Sequence[str]) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
@@ -51,7 +54,10 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode""
 _DIGEST = r"[\w.:\[\]-]+(/[\w.-]+)+@sha256:[0-9a-f]{64}"
 MAKE_IMAGE = "fab image-build --push, or give REGISTRY/REPOSITORY@sha256:…"
 ENDED = ("Complete", "Failed")
+PODS_AT_ONCE = 16
+"""Pods whose logs are read at the same time: a process of kubectl for each."""
 _JOB = "batch.kubernetes.io/job-name"
+_TIME = re.compile(r"(?P<seconds>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.(?P<fraction>\d+))?(?P<zone>Z|[+-]\d\d:\d\d)")
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class KubernetesOptions:
     region: str | None
     gpus: int
     efa: int
-    """Devices of a node."""
+    """EFA devices of one node."""
     labels: tuple[tuple[str, str], ...]
     """Labels of the nodes."""
     tolerated: tuple[tuple[str, str], ...]
@@ -163,15 +169,14 @@ class KubernetesBackend:
         if launch is not None:
             raise UserError(problem("--launch", launch, "Kubernetes restarts pods itself, and counts no launches"))
         if job is None:
-            raise UserError(problem("RUN", run, "no Job of it is recorded", fix="fab status RUN"))
+            raise UserError(problem("RUN", run, "no Job of it is recorded", fix=f"fab status {run}"))
         name, namespace, context = _recorded_job(run, job)
         seen: dict[str, str] = {}
         while True:
             goes_on = more()
             # Of a Job that has ended no further pod comes, and what was printed is all there.
             ended = _has_ended(_job(name, namespace, context))
-            for pod in _pods(name, namespace, context):
-                yield from _pod_lines(pod, namespace, context, seen)
+            yield from _read_pods(_pods(name, namespace, context), namespace, context, seen)
             if ended or not goes_on:
                 return
 
@@ -366,43 +371,66 @@ def _pods(name: str, namespace: str, context: str | None) -> list[str]:
     return [pod["metadata"]["name"] for pod in order]
 
 
-def _pod_lines(pod: str, namespace: str, context: str | None, seen: dict[str, str]) -> Iterator[LogLine]:
-    """Yield what a pod has printed since the time in `seen`, which is kept there by pod.
+def _read_pods(pods: Sequence[str], namespace: str, context: str | None, seen: dict[str, str]) -> Iterator[LogLine]:
+    """Yield what pods have printed since the times in `seen`, which are kept there by pod; several are read at once."""
+    for first in range(0, len(pods), PODS_AT_ONCE):
+        some = pods[first : first + PODS_AT_ONCE]
+        with ExitStack() as open_files, ThreadPoolExecutor(len(some)) as pool:
+            # Whole logs of many pods need not fit into memory.
+            files = {pod: open_files.enter_context(TemporaryFile()) for pod in some}
+            tasks = [
+                pool.submit(_copy_log, pod, namespace, context, seen.get(pod, ""), file) for pod, file in files.items()
+            ]
+            for task in tasks:
+                task.result()
+            for pod, file in files.items():
+                file.seek(0)
+                yield from _pod_lines(pod, file, seen)
+
+
+def _copy_log(pod: str, namespace: str, context: str | None, last: str, file: IO[bytes]) -> None:
+    """Copy into a file what a pod has printed since the second of the time `last`, or all; nothing of one that is gone.
 
     Times have nanoseconds, and --since-time whole seconds: https://kubernetes.io/docs/reference/kubectl/generated/kubectl_logs/
     """
-    last = seen.get(pod, "")
-    since = [f"--since-time={last[:19]}Z"] if last else []
+    match = _TIME.fullmatch(last)
+    since = [f"--since-time={match['seconds']}{match['zone']}"] if match else []
     try:
-        printed = _kubectl(namespace, context, "logs", pod, "--timestamps", *since)
+        _kubectl(namespace, context, "logs", pod, "--timestamps", *since, output=file)
     except UserError as error:
         # A pod may be taken away, and its log with it.
-        if error.exit_code == USAGE and "not found" in str(error):
-            return
-        raise
-    for line in printed.splitlines():
-        time, _, text = line.partition(" ")
-        if _padded(time) > _padded(last):
+        if not (error.exit_code == USAGE and "not found" in str(error)):
+            raise
+
+
+def _pod_lines(pod: str, file: Iterable[bytes], seen: dict[str, str]) -> Iterator[LogLine]:
+    """Yield the lines of a pod's log that are later than the time in `seen`. Only \\n ends a line: a bar may hold \\r."""
+    match = _TIME.fullmatch(seen.get(pod, ""))
+    last = _instant(match) if match else ""
+    for line in file:
+        time, _, text = line.decode(errors="replace").removesuffix("\n").partition(" ")
+        # Lines of kubectl's own have no time.
+        if (match := _TIME.fullmatch(time)) and _instant(match) > last:
             seen[pod] = time
             yield LogLine(text, pod)
 
 
-def _padded(time: str) -> str:
-    """Return a time that sorts as text: kubelets leave out trailing zeros."""
-    return time.removesuffix("Z").ljust(29, "0") if "." in time else f"{time.removesuffix('Z')}.".ljust(29, "0")
+def _instant(match: re.Match[str]) -> str:
+    """Return a time that sorts as text: kubelets leave out trailing zeros. All times of a pod have its node's zone."""
+    return f"{match['seconds']}.{(match['fraction'] or '').ljust(9, '0')}"
 
 
-def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:
+def _kubectl(namespace: str, context: str | None, *words: str, text: str = "", output: IO[bytes] | None = None) -> str:
     command = ["kubectl", *([f"--context={context}"] if context else []), f"--namespace={namespace}", *words]
-    output = run(command, text, fix="kubectl cluster-info")
-    if output.code:
-        why = error_text(output, ("error: ", "Error from server", "Unable to connect", "The connection to the server"))
+    done = run(command, text, fix="kubectl cluster-info", output=output)
+    if done.code:
+        why = error_text(done, ("error: ", "Error from server", "Unable to connect", "The connection to the server"))
         why = re.sub(r"(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", why)
-        lost = re.search(_LOST, output.errors)
-        refused = re.search("Forbidden|cannot create|Unauthorized", output.errors)
+        lost = re.search(_LOST, done.errors)
+        refused = re.search("Forbidden|cannot create|Unauthorized", done.errors)
         code = UNREACHABLE if lost else FAILED if refused else USAGE
-        raise UserError(f"kubectl: {why}; fix: {_fix(output.errors, namespace)}", code)
-    return output.out
+        raise UserError(f"kubectl: {why}; fix: {_fix(done.errors, namespace)}", code)
+    return done.out
 
 
 def _fix(error: str, namespace: str) -> str:

@@ -23,7 +23,7 @@ from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
 from launch.supervisor.policy import Launch, Stop, launch_of
 from lustrain.cluster import Cluster
-from lustrain.problem import Problem, problem
+from lustrain.problem import Problem, UserError, problem
 from trainer.environment import ATTEMPT
 from trainer.errors import LostRunError
 from trainer.launch import journal
@@ -67,14 +67,8 @@ class LocalBackend:
         if kept is not None:
             runs.save_job(store, request.backend, {"log": str(kept)})
 
-        def log(line: str) -> None:
-            print_line(line)
-            if kept is not None and kept.exists():
-                with open(kept, "a", encoding="utf-8") as file:
-                    file.write(f"lustrain: {line}\n")
-
-        executor = LocalExecutor(plan.command, output)
-        end = supervise(executor, RunJournal(store), request.policy, log, max_wait_s=request.max_wait_s)
+        executor, log = LocalExecutor(plan.command, output), SupervisorLog(kept)
+        end = supervise(executor, RunJournal(store), request.policy, log.add, max_wait_s=request.max_wait_s)
         assert isinstance(end, Stop), "this machine has no queue"
         data = {"run": request.run, "exit_code": end.code, "why": end.why}
         return Submission((f"{request.run}: {end.why}",), data, code=end.code)
@@ -93,7 +87,27 @@ class LocalBackend:
         self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
     ) -> Iterator[LogLine]:
         """Read the file into which ranks print. On a terminal they show a bar there, and there is no file."""
+        if job is None:
+            why = "its ranks printed on a terminal, where no log is kept"
+            raise UserError(problem("RUN", run, why, fix=f"fab status {run}; to keep one, fab train … | cat"))
         return read_log_file(run, job, more)
+
+
+class SupervisorLog:
+    """Prints the supervisor's lines, and appends them to the log that the ranks have begun, as long as it can be written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def add(self, line: str) -> None:
+        print_line(line)
+        try:
+            if self._path is not None and self._path.exists():
+                with open(self._path, "a", encoding="utf-8") as file:
+                    file.write(f"lustrain: {line}\n")
+        except OSError as error:
+            print_line(f"{self._path}: the supervisor's lines end here: {error.strerror}")
+            self._path = None
 
 
 class RunJournal:

@@ -21,7 +21,7 @@ def log_file(request: RunRequest, folder: Path) -> str:
 def read_log_file(run: str, job: Mapping[str, Any] | None, more: Callable[[], bool]) -> Iterator[LogLine]:
     """Yield the lines of the file that `job` names, as `Backend.read_log`. UserError where it is not here."""
     if not job or not job.get("log"):
-        raise UserError(problem("RUN", run, "no log of it is kept", fix="fab status RUN shows its launches"))
+        raise UserError(problem("RUN", run, "no log of it is kept", fix=f"fab status {run} shows its launches"))
     path, lines = Path(str(job["log"])), LineReader()
     offset = 0
     while True:

@@ -52,7 +52,7 @@ class SlurmOptions:
     qos: str | None
     time: str | None
     gpus: int
-    """Of each node."""
+    """GPUs of each node."""
     efa: bool
 
 

@@ -23,7 +23,7 @@ UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *
 JOURNAL_CALL_S = 300
 POLL_S = 5.0
 PORTS = 1000
-"""A launch does not use the port of the one before, which a late process may still hold."""
+"""A launch uses a port and the next one, and neither of the launch before, which a late process may still hold."""
 WATCHERS = 3
 WATCH = """while sleep 10; do
     state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
@@ -113,7 +113,7 @@ class Allocation:
         ends = ["--kill-on-bad-exit=0", f"--wait={plan['late_s']}", "--cpu-bind=none", "--overlap", "--export=ALL"]
         rendezvous = [
             "--master",
-            f"{self._master_address(nodes[0])}:{plan['port'] + number % PORTS}",
+            f"{self._master_address(nodes[0])}:{plan['port'] + 2 * number % PORTS}",
             "--roster",
             ",".join(nodes),
             "--nproc",

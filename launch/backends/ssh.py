@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from launch.backends.local import RunJournal, print_line
 from launch.backends.log_file import LineReader
 from launch.backends.slurm import FIRST_PORT, PORTS, SPARE_S, late_s, ranks_environment
 from launch.backends.ssh_executor import SshExecutor, SshPlan
-from launch.backends.ssh_nodes import Nodes, as_record, from_record, nodes_of_group
+from launch.backends.ssh_nodes import Nodes, all_nodes, as_record, ended_nodes, from_record, nodes_of_group
 from launch.backends.ssh_unit import (
     FORBIDDEN_CHARACTER,
     LOG_FOLDER,
@@ -45,8 +46,8 @@ from trainer.launch.heartbeat import SILENT_S
 from trainer.storage import ObjectStore, StorageError
 
 SERVED = ("ec2", "machines")
-CHUNK = 4 << 20
-"""Bytes of a log that one call reads."""
+CHUNK = 1 << 20
+"""Bytes of a log that one call reads; so much of each node is held at once."""
 NOTICE_S = 30.0
 """Seconds beside those of the allowed silence, in which a launcher notices that others are lost, and ends."""
 
@@ -114,28 +115,30 @@ class SshBackend:
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
     ) -> Submission:
         options: SshOptions = request.options
-        recorded = recorded_nodes(runs.read_record(store, runs.SUBMITTED), request.run)
-
-        def save_nodes(used: Sequence[Node]) -> None:
-            listed = {node.name: node for node in (*recorded, *used)}
-            recorded[:] = listed.values()
-            job = {"nodes": [as_record(node) for node in recorded], "current": [node.name for node in used]}
-            runs.save_job(store, request.backend, job)
+        cluster = options.cluster
 
         def list_nodes() -> list[Node]:
-            return nodes_of_group(options.cluster, options.group)
+            return nodes_of_group(cluster, options.group)
 
         nodes = Nodes()
         try:
-            executor = SshExecutor(ssh_plan(request, os.environ), nodes, list_nodes, save_nodes, print_line)
-            end = take_over(executor, store, recorded) or supervise(
-                executor, OwnedJournal(store), request.policy, print_line, max_wait_s=request.max_wait_s
+            executor = SshExecutor(
+                ssh_plan(request, os.environ),
+                nodes,
+                list_nodes,
+                lambda silent: ended_nodes(cluster, silent),
+                print_line,
+            )
+            own = OwnedJournal(
+                store, lambda names: save_nodes(store, request.run, cluster, executor.known_nodes(names))
+            )
+            end = take_over(executor, store, request.run, cluster, lambda: all_nodes(cluster)) or supervise(
+                executor, own, request.policy, print_line, max_wait_s=request.max_wait_s
             )
         finally:
             nodes.close()
         assert isinstance(end, Stop), "machines have no queue"
-        data = {"run": request.run, "exit_code": end.code, "why": end.why}
-        return Submission((f"{request.run}: {end.why}",), data, code=end.code)
+        return submission_of(request, end)
 
     def describe(self, job: Mapping[str, Any]) -> str:
         return f"nodes over SSH: {', '.join(map(str, job.get('current', ())))}"
@@ -167,15 +170,9 @@ class SshBackend:
         """Read the files on the nodes that the run was started on, one a launch."""
         if job is None:
             raise UserError(problem("RUN", run, "no node of it is recorded", fix=f"fab status {run}"))
-        logs = [NodeLog(node, run, launch) for node in recorded_nodes({"ssh": job}, run)]
         nodes = Nodes()
         try:
-            while True:
-                goes_on = more()
-                for log_of_node in logs:
-                    yield from log_of_node.new_lines(nodes, last=not goes_on)
-                if not goes_on:
-                    return
+            yield from read_node_logs(nodes, recorded_nodes({"ssh": job}, run), run, launch, more)
         finally:
             nodes.close()
 
@@ -183,20 +180,38 @@ class SshBackend:
 class OwnedJournal(RunJournal):
     """The journal of a run that this process has requested. Once another one has, on any machine, the run is that one's."""
 
+    def __init__(self, store: ObjectStore, save_nodes: Callable[[Sequence[str]], None]) -> None:
+        """`save_nodes` records where a launch will run, before it begins. UserError."""
+        super().__init__(store)
+        self._save_nodes = save_nodes
+        # In two containers, processes of one number may have hosts of one name.
+        self._asked = self._request().get("asked")
+
     def read(self) -> tuple[list[Launch], str]:
         self._check_owner()
         return super().read()
 
     def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
         self._check_owner()
-        return super().begin(nodes, idle)
+        try:
+            self._save_nodes(nodes)
+        except UserError as error:
+            raise TemporarilyUnavailable(f"the nodes of the next launch are not recorded: {error}") from None
+        number = super().begin(nodes, idle)
+        # Who requested the run in between may not have seen this launch, and begins its own.
+        self._check_owner()
+        return number
+
+    def _request(self) -> dict[str, Any]:
+        return runs.read_record(self.store, journal.REQUEST) or {}
 
     def _check_owner(self) -> None:
         try:
-            request = runs.read_record(self.store, journal.REQUEST) or {}
+            request = self._request()
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
-        if (request.get("host"), request.get("pid")) != (platform.node(), os.getpid()):
+        owner = (request.get("host"), request.get("pid"), request.get("asked"))
+        if owner != (platform.node(), os.getpid(), self._asked):
             raise Superseded(f"{request.get('by')} has requested the run since")
 
 
@@ -206,37 +221,70 @@ class NodeLog:
     def __init__(self, node: Node, run: str, launch: int | None) -> None:
         self._node, self._run, self._launch = node, run, launch
         self._files: dict[str, tuple[int, LineReader]] = {}
+        self._unread: list[tuple[str, int]] = []
+        """Files with their launches, of which there is more to read since they were last listed."""
         self._silent = False
 
-    def new_lines(self, nodes: Nodes, *, last: bool) -> Iterator[LogLine]:
-        """Yield what was printed since the last call, at the `last` one also a line without an end. A node that does not answer
-        is named once."""
-        try:
-            listing = nodes.run(
-                self._node, f"cd {LOG_FOLDER} 2>/dev/null && ls -1 {unit_prefix(self._run)}*.log 2>/dev/null; exit 0"
-            )
-            for name in sorted(listing.split()):
-                number = launch_of_unit(self._run, name)
-                if number is not None and self._launch in (None, number):
-                    yield from self._of_file(nodes, name, number, last=last)
-            self._silent = False
-        except Fault as fault:
-            if not self._silent:
-                print_line(f"{self._node.name}: its log cannot be read: {fault.why}")
-            self._silent = True
+    def look(self, nodes: Nodes) -> None:
+        """List the files. Fault."""
+        script = f"cd {LOG_FOLDER} 2>/dev/null && stat -c '%n %s' {unit_prefix(self._run)}*.log 2>/dev/null; exit 0"
+        self._unread = []
+        for line in sorted(nodes.run(self._node, script).splitlines()):
+            name, _, size = line.partition(" ")
+            number = launch_of_unit(self._run, name)
+            if number is not None and self._launch in (None, number) and int(size) > self._progress(name)[0]:
+                self._unread.append((name, number))
 
-    def _of_file(self, nodes: Nodes, name: str, launch: int, *, last: bool) -> Iterator[LogLine]:
-        offset, lines = self._files.get(name, (0, LineReader()))
-        while True:
-            script = f"tail -c +{offset + 1} {LOG_FOLDER}/{name} | head -c {CHUNK}"
-            data = nodes.read(self._node, script, root=True)
-            offset += len(data)
-            self._files[name] = (offset, lines)
-            ends = len(data) < CHUNK
-            for text in lines.feed(data) + (lines.rest() if ends and last else []):
-                yield LogLine(text, self._node.name, launch)
-            if ends:
-                return
+    def read_piece(self, nodes: Nodes) -> list[LogLine] | None:
+        """Return lines of the next piece of what was listed; None where all of it is read. Fault."""
+        if not self._unread:
+            return None
+        name, launch = self._unread[0]
+        offset, lines = self._progress(name)
+        script = f"tail -c +{offset + 1} {LOG_FOLDER}/{name} | head -c {CHUNK}"
+        data = nodes.read(self._node, script, root=True)
+        self._files[name] = (offset + len(data), lines)
+        if len(data) < CHUNK:
+            del self._unread[0]
+        return [LogLine(text, self._node.name, launch) for text in lines.feed(data)]
+
+    def unfinished_lines(self) -> list[LogLine]:
+        """Return the lines without an end, each as it is so far."""
+        files = [(launch_of_unit(self._run, name), lines) for name, (_, lines) in sorted(self._files.items())]
+        return [LogLine(text, self._node.name, launch) for launch, lines in files for text in lines.rest()]
+
+    def report(self, fault: Fault | None) -> None:
+        """Name a node that does not answer once, until it does again."""
+        if fault is not None and not self._silent:
+            print_line(f"{self._node.name}: its log cannot be read: {fault.why}")
+        self._silent = fault is not None
+
+    def _progress(self, name: str) -> tuple[int, LineReader]:
+        return self._files.setdefault(name, (0, LineReader()))
+
+
+def read_node_logs(
+    nodes: Nodes, used: Sequence[Node], run: str, launch: int | None, more: Callable[[], bool]
+) -> Iterator[LogLine]:
+    """Yield what the run printed on these nodes, as `Backend.read_log`. Side by side, a piece of each at a time."""
+    logs = {node: NodeLog(node, run, launch) for node in used}
+    while True:
+        goes_on = more()
+        faults = nodes.each(logs, lambda node: logs[node].look(nodes))
+        unread = [node for node, fault in faults.items() if fault is None]
+        while unread:
+            pieces = nodes.each(unread, lambda node: logs[node].read_piece(nodes))
+            faults.update({node: piece for node, piece in pieces.items() if isinstance(piece, Fault)})
+            read = {node: piece for node, piece in pieces.items() if isinstance(piece, list)}
+            for lines in read.values():
+                yield from lines
+            unread = list(read)
+        for node, log in logs.items():
+            log.report(faults[node])
+            if not goes_on:
+                yield from log.unfinished_lines()
+        if not goes_on:
+            return
 
 
 def ssh_plan(request: RunRequest, environ: Mapping[str, str]) -> SshPlan:
@@ -253,6 +301,15 @@ def ssh_plan(request: RunRequest, environ: Mapping[str, str]) -> SshPlan:
         patience=Patience(notice_s, notice_s, late_s(request)),
         stop_s=round(request.grace_s) + SPARE_S,
     )
+
+
+def submission_of(request: RunRequest, end: Stop) -> Submission:
+    """Return what is said of a run that has ended: its rented nodes go on to cost money. Pure."""
+    lines, rented = [f"{request.run}: {end.why}"], request.policy.nodes_are_rented
+    if rented:
+        lines.append(f"the nodes of group {request.options.group} stay on, and are paid for, until it is made smaller")
+    data = {"run": request.run, "exit_code": end.code, "why": end.why, "nodes_stay_rented": rented}
+    return Submission(tuple(lines), data, code=end.code)
 
 
 def refuse_too_few(request: RunRequest, found: Mapping[str, Inspection], *, resume: bool) -> None:
@@ -282,21 +339,69 @@ def recorded_nodes(submitted: Mapping[str, Any] | None, run: str) -> list[Node]:
     return [from_record(one, run) for one in ((submitted or {}).get("ssh") or {}).get("nodes", ())]
 
 
-def take_over(executor: SshExecutor, store: ObjectStore, recorded: Sequence[Node]) -> Stop | None:
+def save_nodes(store: ObjectStore, run: str, cluster: Cluster, used: Sequence[Node]) -> None:
+    """Record the nodes of the next launch, beside those of earlier ones. UserError."""
+    recorded = recorded_nodes(runs.read_record(store, runs.SUBMITTED), run)
+    listed = {node.name: node for node in (*recorded, *used)}
+    job = {"nodes": [as_record(node) for node in listed.values()], "current": [node.name for node in used]}
+    runs.save_job(store, "ssh", job | place_of(cluster))
+
+
+def place_of(cluster: Cluster) -> dict[str, Any]:
+    """Return where AWS is asked for the Cluster's nodes, as it is recorded."""
+    return {"region": cluster.region, "auto_scaling_groups": list(cluster.nodes.auto_scaling_groups)}
+
+
+def take_over(
+    executor: SshExecutor, store: ObjectStore, run: str, cluster: Cluster, list_nodes: Callable[[], list[Node]]
+) -> Stop | None:
     """Follow the launch whose supervisor is gone to its end, so that no other one begins beside it; return how the run then
-    ended, None where it goes on."""
+    ended, None where it goes on. UserError where it cannot be followed."""
     records = journal.read(store)
+    executor.newest_launch = records[-1]["attempt"] if records else 0
     if not records or "ended" in records[-1]:
         return None
     record = records[-1]
-    by_name = {node.name: node for node in recorded}
-    nodes = [by_name[name] for name in record["nodes"] if name in by_name]
-    if not nodes:
-        return None
+    nodes = nodes_of_launch(record["nodes"], runs.read_record(store, runs.SUBMITTED), run, cluster, list_nodes())
     print_line(f"launch {record['attempt']} on {', '.join(record['nodes'])} goes on, and is taken over")
-    code = executor.follow(record["attempt"], nodes)
+    code = executor.follow(record["attempt"], nodes, age_s=time.time() - record["started"])
     done = journal.finish(store, record["attempt"], code)
     return Stop(DONE, "all steps are done") if done["code"] == DONE else None
+
+
+def nodes_of_launch(
+    names: Sequence[str], submitted: Mapping[str, Any] | None, run: str, cluster: Cluster, listed: Sequence[Node]
+) -> list[Node]:
+    """Return the nodes of a launch, reached as the Cluster says today: who takes a run over may have another key or user.
+
+    UserError where one cannot be found: its launcher may run, and nothing is started beside it.
+    """
+    recorded = {node.name: node for node in recorded_nodes(submitted, run)}
+    by_name, by_id = {node.name: node for node in listed}, {node.instance_id: node for node in listed}
+    nodes: list[Node] = []
+    missing: list[str] = []
+    for name in names:
+        before = recorded.get(name)
+        # The name of an instance may be another one's by now.
+        now = by_name.get(name) if before is None or before.instance_id is None else by_id.get(before.instance_id)
+        # What is not listed may have ended, if this Cluster is the one that listed it.
+        found = now or (before if _same_place(submitted, cluster) else None)
+        if found is None:
+            missing.append(name)
+        else:
+            nodes.append(found)
+    if missing:
+        fix = "give the Cluster that the run was started on; or where no unit of it runs: "
+        fix += f"python -m trainer.launch.journal take {run}"
+        why = "its last launch has no known end, and this Cluster does not have its nodes"
+        raise UserError(problem("--resume", run, f"{why} {', '.join(missing)}", fix=fix))
+    return nodes
+
+
+def _same_place(submitted: Mapping[str, Any] | None, cluster: Cluster) -> bool:
+    before, now = (submitted or {}).get("ssh") or {}, place_of(cluster)
+    groups = set(before.get("auto_scaling_groups") or ())
+    return before.get("region") == now["region"] and groups <= set(now["auto_scaling_groups"])
 
 
 BACKEND = SshBackend()

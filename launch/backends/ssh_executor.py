@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from launch.backends.ssh_nodes import REFUSED, Nodes
+from launch.backends.ssh_nodes import CALL_S, REFUSED, Nodes
 from launch.backends.ssh_unit import (
     LOST,
+    RUNNING,
+    STARTING,
     UNKNOWN,
     Inspection,
     Launcher,
@@ -40,7 +42,7 @@ POLL_S = 2.0
 STATE_S = 15.0
 """For one look at a node; one that is slower counts as not known."""
 PORTS = 1000
-"""A launch does not use the port of the one before, which a late process may still hold."""
+"""A launch uses a port and the next one, and neither of the launch before, which a late process may still hold."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,20 @@ class SshExecutor:
         plan: SshPlan,
         nodes: Nodes,
         list_nodes: Callable[[], list[Node]],
-        save_nodes: Callable[[Sequence[Node]], None],
+        ended_nodes: Callable[[Sequence[Node]], set[Node]],
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`list_nodes` returns the group's nodes now; `save_nodes` records those of a launch before it begins."""
-        self._plan, self._nodes, self._list_nodes, self._save_nodes = plan, nodes, list_nodes, save_nodes
+        """`list_nodes` returns the group's nodes now; `ended_nodes`, which of these nodes certainly run nothing any more."""
+        self._plan, self._nodes, self._list_nodes, self._ended_nodes = plan, nodes, list_nodes, ended_nodes
         self._log, self._clock = log, clock
+        self.newest_launch = 0
+        """Of those that this process knows to have begun; a later one is another supervisor's."""
         self._known: dict[str, Node] = {}
         self._addresses: dict[str, str] = {}
         self._left_out: dict[str, str] = {}
+        self._starts_until: dict[tuple[str, Node], float] = {}
+        """Until when a unit that is not there yet may still start on a node."""
         self._signal = 0
         self._signalled = threading.Event()
         for number in FORWARDED:
@@ -96,23 +102,29 @@ class SshExecutor:
         self._addresses.update((node.name, found.address) for node, found in inspections.items() if found.address)
         return [node.name for node in listed if not left_out[node.name]]
 
+    def known_nodes(self, names: Sequence[str]) -> list[Node]:
+        """Return the nodes that `healthy_nodes` has named."""
+        return [self._known[name] for name in names]
+
     def run_launch(self, number: int, nodes: Sequence[str]) -> int:
-        chosen = [self._known[name] for name in nodes]
-        try:
-            self._save_nodes(chosen)
-        except UserError as error:
-            self._log(f"the nodes of launch {number} are not recorded, so that no --resume can take it over: {error}")
+        chosen = self.known_nodes(nodes)
         if not self._start(number, chosen):
             self._signal_all(unit_name(self._plan.run, number), chosen, "TERM")
         return self.follow(number, chosen)
 
-    def follow(self, number: int, nodes: Sequence[Node]) -> int:
-        """Wait for the end of a launch that may have been started by another process, and return the job's exit code."""
+    def follow(self, number: int, nodes: Sequence[Node], *, age_s: float | None = None) -> int:
+        """Wait for the end of a launch, and return the job's exit code.
+
+        `age_s`: seconds since another process began it, which may be about to start it.
+        """
         unit, patience = unit_name(self._plan.run, number), self._plan.patience
+        self.newest_launch = max(self.newest_launch, number)
+        if age_s is not None:
+            self._expect(unit, nodes, age_s)
         first_end: float | None = None
         stopped_at: float | None = None
         silent = False
-        passed_on = 0
+        signalled: set[Node] = set()
         while True:
             states = self._states(unit, nodes)
             now = self._clock()
@@ -128,9 +140,10 @@ class SshExecutor:
             if self._signal and silent:
                 why = f"no node answers: whether launch {number} goes on is not known"
                 raise UserError(f"{why}; fix: fab train … --resume once they answer", UNREACHABLE)
-            if self._signal and passed_on != self._signal:
-                passed_on = self._signal
-                self._signal_all(unit, nodes, "TERM")
+            if self._signal:
+                # One that starts, or does not answer, gets it later.
+                here = [node for node, state in zip(nodes, states, strict=True) if state == RUNNING]
+                signalled |= self._signal_all(unit, [node for node in here if node not in signalled], "TERM")
             if step == "stop" and stopped_at is None:
                 stopped_at = now
                 self._signal_all(unit, nodes, "TERM")
@@ -149,7 +162,7 @@ class SshExecutor:
         """Start the launcher of every node; whether none refused. A lost connection is no refusal: the unit may be there."""
         plan, names = self._plan, tuple(node.name for node in nodes)
         unit = unit_name(plan.run, number)
-        master = f"{self._addresses.get(names[0]) or nodes[0].address}:{plan.port + number % PORTS}"
+        master = f"{self._addresses.get(names[0]) or nodes[0].address}:{plan.port + 2 * number % PORTS}"
         variables = environment_text(plan.variables, number)
 
         def start(node: Node) -> str:
@@ -164,6 +177,10 @@ class SshExecutor:
             for node, answer in answers.items()
             if isinstance(answer, Fault) and answer.kind in (*NOT_REACHED, REFUSED, SUDO)
         }
+        for node, answer in answers.items():
+            if isinstance(answer, Fault) and node not in refused:
+                self._log(f"{node.name}: whether its launcher was started is not known: {answer.why}")
+                self._expect(unit, [node])
         for node, fault in refused.items():
             line = f"{node.name}: its launcher was not started: {fault.why}"
             self._log(line)
@@ -176,25 +193,34 @@ class SshExecutor:
     def _states(self, unit: str, nodes: Sequence[Node]) -> list[NodeState]:
         script = state_script(unit)
         answers = self._nodes.each(nodes, lambda node: self._nodes.run(node, script, seconds=STATE_S))
-        gone = self._gone([node for node, answer in answers.items() if isinstance(answer, Fault)])
+        ended = self._ended([node for node, answer in answers.items() if isinstance(answer, Fault)])
         return [
-            (LOST if node in gone else UNKNOWN) if isinstance(answer, Fault) else parse_states(answer).get(unit, LOST)
+            (LOST if node in ended else UNKNOWN) if isinstance(answer, Fault) else self._state(unit, node, answer)
             for node, answer in answers.items()
         ]
 
-    def _gone(self, silent: Sequence[Node]) -> set[Node]:
-        """Return which silent nodes the group has no longer, as instances that were terminated."""
-        if not silent:
-            return set()
+    def _state(self, unit: str, node: Node, answer: str) -> NodeState:
+        state = parse_states(answer).get(unit, LOST)
+        return STARTING if state == LOST and self._clock() < self._starts_until.get((unit, node), 0.0) else state
+
+    def _expect(self, unit: str, nodes: Sequence[Node], age_s: float = 0.0) -> None:
+        """Count a unit that is not there as one that starts, for as long as its start may take: to log in, to wait for another
+        start, and to stop what is left of an earlier launch."""
+        start_s = 2 * CALL_S + self._plan.stop_s
+        until = self._clock() + start_s - min(max(age_s, 0.0), start_s)
+        self._starts_until.update(((unit, node), until) for node in nodes)
+
+    def _ended(self, silent: Sequence[Node]) -> set[Node]:
         try:
-            return set(silent) - set(self._list_nodes())
+            return self._ended_nodes(silent) if silent else set()
         except UserError:
             return set()
 
-    def _signal_all(self, unit: str, nodes: Sequence[Node], name: str, *, whole: bool = False) -> None:
-        """Signal the launchers that can be reached; one that has ended takes no signal."""
+    def _signal_all(self, unit: str, nodes: Sequence[Node], name: str, *, whole: bool = False) -> set[Node]:
+        """Signal the launchers that can be reached, and return the nodes that took it; one that has ended takes none."""
         script = signal_script(unit, name, whole=whole)
-        self._nodes.each(nodes, lambda node: self._nodes.run(node, script, root=True))
+        answers = self._nodes.each(nodes, lambda node: self._nodes.run(node, script, root=True))
+        return {node for node, answer in answers.items() if not isinstance(answer, Fault)}
 
     def _remove(self, unit: str, nodes: Sequence[Node]) -> None:
         script = remove_script(unit)
@@ -209,8 +235,11 @@ class SshExecutor:
         if found.why:
             return found.why
         for unit in found.running():
-            if launch_of_unit(self._plan.run, unit) is None:
+            launch = launch_of_unit(self._plan.run, unit)
+            if launch is None:
                 return f"it trains another run, by unit {unit}"
+            if launch > self.newest_launch:
+                return f"unit {unit} is of a launch that another fab train began"
             # It was cut off while the others ended that launch.
             self._signal_all(unit, [node], "TERM")
             return f"unit {unit} of an earlier launch still ends"

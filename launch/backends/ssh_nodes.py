@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from fabric import Config
 
@@ -15,12 +15,13 @@ from lustrain.cluster import Cluster
 from lustrain.problem import UserError, problem
 from node_setup.fleet.faults import SUDO, Fault
 from node_setup.fleet.hosts import Node, Route
-from node_setup.fleet.inventory import cluster_nodes
+from node_setup.fleet.inventory import cluster_nodes, ended_instances
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import SECTION, options
 from node_setup.fleet.session import Completed, Session
 from node_setup.fleet.transport import Connections, Deadline, Limits
 
+T = TypeVar("T")
 CALL_S = 60.0
 """For one script on one node, with its connection."""
 REFUSED = "refused"
@@ -59,10 +60,10 @@ class Nodes:
             raise _refusal(session, done)
         return done.out
 
-    def each(self, nodes: Iterable[Node], work: Callable[[Node], str]) -> dict[Node, str | Fault]:
+    def each(self, nodes: Iterable[Node], work: Callable[[Node], T]) -> dict[Node, T | Fault]:
         """Do the work with all nodes at once."""
 
-        def safely(node: Node) -> str | Fault:
+        def safely(node: Node) -> T | Fault:
             try:
                 return work(node)
             except Fault as fault:
@@ -112,6 +113,22 @@ def _refusal(session: Session, done: Completed) -> Fault:
 def nodes_of_group(cluster: Cluster, group: str) -> list[Node]:
     """Return the nodes that a group has now. UserError."""
     return cluster_nodes(cluster, (group,))
+
+
+def all_nodes(cluster: Cluster) -> list[Node]:
+    """Return the nodes of all groups. UserError."""
+    return cluster_nodes(cluster, ())
+
+
+def ended_nodes(cluster: Cluster, nodes: Iterable[Node]) -> set[Node]:
+    """Return which nodes are instances that have ended. UserError.
+
+    That a Cluster does not list a node is no proof: the machine may be of another group, or of a list that was changed.
+    """
+    if not cluster.nodes.auto_scaling_groups:
+        return set()
+    by_id = {node.instance_id: node for node in nodes if node.instance_id}
+    return {by_id[one] for one in ended_instances(cluster, list(by_id))}
 
 
 def as_record(node: Node) -> dict[str, Any]:

@@ -18,8 +18,12 @@ ENVIRONMENT_FOLDER = "/run/lustrain"
 LOG_FOLDER = "/var/log/lustrain"
 TRANSIENT = "/run/systemd/transient"
 """Where systemd keeps the units of systemd-run: https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html"""
-KEPT_LOGS = 20
-"""Launches of a run whose logs a node keeps."""
+LOCK_S = 60
+"""How long a start waits on a node for another one."""
+KEPT_LOGS = 50
+"""Launches, of any run, whose logs a node keeps."""
+LOG_LIMIT = 200 << 20
+"""Bytes of one launch's ranks that a node keeps: 10 GiB for all of them."""
 NAME_PREFIX = "lustrain-run-"
 FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'$%\\]")
 """In a word of a unit's command: white space, quotes, and what systemd expands
@@ -46,7 +50,7 @@ class Launcher:
     master: str
     """HOST:PORT where ranks meet."""
     ranks: int
-    """Of a node."""
+    """Ranks of one node."""
     stop_s: int
     """Seconds from SIGTERM to SIGKILL when the unit is stopped."""
 
@@ -74,7 +78,7 @@ class Launcher:
             str(rank),
         ]
         launcher += ["--master", self.master, "--roster", ",".join(self.nodes), "--nproc", str(self.ranks)]
-        launcher += ["--run", self.run, "--", "train", self.config]
+        launcher += ["--output-limit", str(LOG_LIMIT), "--run", self.run, "--", "train", self.config]
         return ["systemd-run", "--quiet", f"--unit={self.unit}", f"--uid={self.user}", *options, "--", *launcher]
 
 
@@ -82,13 +86,15 @@ class Launcher:
 class NodeState:
     """A launch on one node. What is not known has not ended: its connection is lost, and the launch may go on there."""
 
-    kind: Literal["running", "ended", "lost", "unknown"]
-    """`lost`: the node answers and knows nothing of the unit, because it rebooted, or did not start it."""
+    kind: Literal["starting", "running", "ended", "lost", "unknown"]
+    """`starting`: the unit is not there, and may be at any moment. `lost`: the node answers and knows nothing of the unit,
+    because it rebooted, or did not start it."""
     code: int | None = None
     """The launcher's exit code, of one that has ended."""
 
 
-RUNNING, LOST, UNKNOWN = NodeState("running"), NodeState("lost"), NodeState("unknown")
+STARTING, RUNNING = NodeState("starting"), NodeState("running")
+LOST, UNKNOWN = NodeState("lost"), NodeState("unknown")
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def next_step(states: Sequence[NodeState], waited_s: float, patience: Patience) 
     kinds = {state.kind for state in states}
     if not kinds & {"ended", "lost"}:
         return "wait"
-    if "running" in kinds:
+    if kinds & {"starting", "running"}:
         limit = patience.lost_s if "lost" in kinds else patience.running_s
         return "stop" if waited_s > limit else "wait"
     return "wait" if "unknown" in kinds and waited_s <= patience.unknown_s else "over"
@@ -164,19 +170,37 @@ def environment_text(variables: Mapping[str, str], launch: int) -> str:
 def start_script(launcher: Launcher, rank: int) -> str:
     """Return the script, for root, that starts the unit; its input is the file of variables.
 
-    What earlier launches of the run have left on the node, as one that was cut off, is taken away.
+    What earlier launches of the run have left on the node, as one that was cut off, is taken away. A script that runs late,
+    beside a unit of a later launch, starts nothing; nor does one whose input was cut off.
     """
-    environment, prefix = environment_file(launcher.unit), launcher.unit.rpartition("-")[0]
+    environment, (prefix, _, number) = environment_file(launcher.unit), launcher.unit.rpartition("-")
     return f"""set -e
-{_remove(f"{prefix}-")} </dev/null
 umask 077
 mkdir -p {ENVIRONMENT_FOLDER}
-cat >{shlex.quote(environment)}
+cat >{environment}
+trap 'rm -f {environment}' EXIT
+tail -n 1 {environment} | grep -q '^{ATTEMPT}=' || {{ echo "its variables did not arrive" >&2; exit 1; }}
+exec 9<{ENVIRONMENT_FOLDER}
+flock -w {LOCK_S} 9 || {{ echo "another launcher is being started here" >&2; exit 1; }}
+for file in {TRANSIENT}/{prefix}-*.service; do
+    [ -e "$file" ] || continue
+    unit=${{file##*/}}
+    unit=${{unit%.service}}
+    [ "${{unit##*-}}" -lt {number} ] || {{ echo "$unit is here already; fix: systemctl stop $unit" >&2; exit 1; }}
+done
+{_remove(f"{prefix}-")}
 umask 022
 mkdir -p {LOG_FOLDER}
-ls -1 {LOG_FOLDER}/{prefix}-*.log 2>/dev/null | sort -r | tail -n +{KEPT_LOGS} | while read -r old; do rm -f "$old"; done
-exec {shlex.join(launcher.command(rank))}
+{prune_script()}
+{shlex.join(launcher.command(rank))}
+trap - EXIT
 """
+
+
+def prune_script() -> str:
+    """Return the script that deletes the oldest logs, so that there is room for one more."""
+    logs = f"ls -1t {LOG_FOLDER}/{NAME_PREFIX}*.log 2>/dev/null"
+    return f'{logs} | tail -n +{KEPT_LOGS} | while read -r old; do rm -f "$old"; done'
 
 
 def state_script(unit: str) -> str:

@@ -74,13 +74,25 @@ def supervise(
                 return Stop(REQUEUE, executor.stop_reason())
             since = clock() if since is None else since
             if waiting_for != decision.why:
-                log(f"{decision.why}; waiting for at most {max_wait_s / 3600:.3g} hours")
+                log(f"{decision.why}; waiting for at most {_hours(max_wait_s)}{_cost_of_waiting(policy, decision)}")
                 waiting_for = decision.why
             if policy.scheduler_can_replace_nodes and clock() - since > MAX_IDLE_ALLOCATION_S:
                 return Requeue((), decision.why)
             if clock() - since > max_wait_s:
-                return Stop(PEERS, f"{decision.why}, for {max_wait_s / 3600:.3g} hours; fix: go on later with --resume")
+                return Stop(PEERS, f"{decision.why}, for {_hours(max_wait_s)}; fix: go on later with --resume")
             executor.sleep(POLL_S)
+
+
+def _hours(seconds: float) -> str:
+    return "1 hour" if seconds == 3600 else f"{seconds / 3600:.3g} hours"
+
+
+def _cost_of_waiting(policy: RestartPolicy, wait: Wait) -> str:
+    """Return what to add to the line about a wait during which rented nodes do nothing."""
+    if not policy.nodes_are_rented or wait.idle == 0:
+        return ""
+    count = "all nodes" if wait.idle is None else "1 node" if wait.idle == 1 else f"{wait.idle} nodes"
+    return f"; {count} idle, and paid for"
 
 
 def _announce_and_pause(executor: Executor, start: Start, log: Callable[[str], None]) -> bool:
@@ -106,5 +118,5 @@ def _run_launch(
         journal.finish(number, code)
     except TemporarilyUnavailable as error:
         # The next launcher closes it as one whose launcher is gone.
-        log(f"the end of attempt {number} is not recorded: {error}")
+        log(f"the end of launch {number} is not recorded: {error}")
     return code

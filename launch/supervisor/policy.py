@@ -77,6 +77,8 @@ class RestartPolicy:
     allow_blamed_nodes: bool = False
     """Use nodes that were blamed twice."""
     scheduler_can_replace_nodes: bool = False
+    nodes_are_rented: bool = False
+    """Nodes cost money while nothing trains on them."""
     deadline: float | None = None
     """Unix seconds after which no launch begins, because the capacity ends."""
 
@@ -108,6 +110,8 @@ class Wait:
     """Too few nodes: look again."""
 
     why: str
+    idle: int | None = None
+    """Usable nodes, which wait for the others; None where it is not known how many there are."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def decide(
     why = f"{have}; left out: {', '.join(sorted(excluded))}" if excluded else have
     if policy.scheduler_can_replace_nodes:
         return Requeue(tuple(sorted(leaving)), why)
-    return Wait(why)
+    return Wait(why, len(available))
 
 
 def final_decision(policy: RestartPolicy, history: Sequence[Launch], now: float, stop: str = "") -> Stop | None:
@@ -216,10 +220,10 @@ def _ended_by(history: Sequence[Launch], last: Launch) -> Stop | None:
         futile += launch.counts_against_limit
     if futile >= MAX_FUTILE_LAUNCHES:
         error = f"; the last one said: {last.error}" if last.error else ""
-        why = f"{futile} attempts in a row committed no more than their own start cost"
+        why = f"{futile} launches in a row committed no more than their own start cost"
         # A code that requests another start would make the scheduler do just that.
         code = 1 if last.code in INTERRUPTED else int(last.code or 1)
-        return Stop(code, f"{why}{error}; fix: look at the log of attempt {last.number}")
+        return Stop(code, f"{why}{error}; fix: look at the log of launch {last.number}")
     return None
 
 
@@ -244,8 +248,8 @@ def restart_reason(history: Sequence[Launch]) -> str:
     if last.blamed and last.code in (None, PEERS):
         return f"{', '.join(last.blamed)} was lost"
     if last.code is None:
-        return "the launcher of the last attempt is gone"
-    return f"the last attempt ended with {last.code}"
+        return "the launcher of the last launch is gone"
+    return f"the last launch ended with {last.code}"
 
 
 def launch_of(record: Mapping[str, Any]) -> Launch:

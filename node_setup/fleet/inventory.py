@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lustrain import cluster as contract
 from lustrain import deployed
@@ -24,6 +24,9 @@ SSH_DOCUMENT = "AWS-StartSSHSession"
 PRIVATE = b"PRIVATE KEY-----"
 FILTER_VALUES = 200
 """One filter takes so many values (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html)."""
+ENDED = ("stopped", "terminated")
+"""States in which an instance runs nothing (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html)."""
+Answer = TypeVar("Answer")
 Client = Callable[[str], Any]
 """It returns an AWS client by the service's name."""
 
@@ -91,13 +94,20 @@ def cluster_nodes(cluster: Cluster, groups: Sequence[str], client: Client | None
     return select([_with_group(node, cluster) for node in nodes], groups)
 
 
+def ended_instances(cluster: Cluster, ids: Sequence[str], client: Client | None = None) -> set[str]:
+    """Return which instances of the Cluster have ended; EC2 knows nothing of them an hour later. UserError."""
+    ec2 = (client or _client(cluster))("ec2")
+    known = _answer_from_aws(lambda: list(_instances(ec2, ids)))
+    return set(ids) - {one["InstanceId"] for one in known if one["State"]["Name"] not in ENDED}
+
+
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
     """Return the nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:
         nodes = [parse_host(address, "cluster.nodes.addresses", route) for address in cluster.nodes.addresses]
         return [_with_group(node, cluster) for node in unique(nodes, "cluster.nodes.addresses")], []
     list_nodes = _hyperpod_nodes if cluster.nodes.hyperpod_cluster else _auto_scaling_nodes
-    nodes, notes = _list_from_aws(lambda: list_nodes(cluster, client))
+    nodes, notes = _answer_from_aws(lambda: list_nodes(cluster, client))
     names = [node.name for node in nodes]
     shown = [node if names.count(node.name) == 1 else replace(node, name=node.instance_id or "") for node in nodes]
     return [
@@ -248,11 +258,11 @@ def _client(cluster: Cluster) -> Client:
     return client
 
 
-def _list_from_aws(list_nodes: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[Node], list[str]]:
+def _answer_from_aws(ask: Callable[[], Answer]) -> Answer:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return list_nodes()
+        return ask()
     except (BotoCoreError, ClientError) as error:
         message = " ".join(str(error).split())
         raise UserError(

@@ -26,7 +26,7 @@ CGROUP_DISABLED_SINCE: Version = (24, 5)
 """The value `disabled` of CgroupPlugin."""
 
 HEALTH_SCRIPT = f"""#!/bin/sh
-{paths.HEADER}# slurmd runs it while the node is idle: one that `fab node-verify` would call unfit is drained with the reason.
+{paths.HEADER}# slurmd runs it while the node is idle: a node with a fault of its own is drained with the reason.
 [ -r {AGENT} ] || exit 0
 exec /usr/bin/python3 -I -S {AGENT} slurm-health >/dev/null
 """

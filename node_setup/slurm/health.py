@@ -21,7 +21,7 @@ def problems(
 ) -> dict[str, list[Problem]]:
     """Return the lines by the machine's name. `facts` are those of now by machine, `states` what `slurm-state` answered."""
     digests = [facts[machine.node.name]["munge_key"] for machine in machines if machine.controls]
-    found = {}
+    by_machine = {}
     for machine in machines:
         name = machine.node.name
         lines = [*_daemon_problems(machine, facts[name], digests)]
@@ -32,13 +32,13 @@ def problems(
                 problem(f"slurmctld of {name}", states["error"], "does not answer", fix="journalctl -u slurmctld")
             )
         if lines:
-            found[name] = lines
-    return found
+            by_machine[name] = lines
+    return by_machine
 
 
 def _daemon_problems(machine: Member, facts: Mapping[str, Any], digests: Sequence[str | None]) -> Iterator[Problem]:
     name = machine.node.name
-    # Of a controller that told no facts the key is not known.
+    # The cluster's key is not known where the controller told no facts.
     if facts["munge_key"] is None or (digests and facts["munge_key"] not in digests):
         seen = "another" if facts["munge_key"] else None
         yield problem(f"munge key of {name}", seen, "is not the controller's", fix="fab slurm-up")

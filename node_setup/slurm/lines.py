@@ -20,11 +20,11 @@ def lines(result: SlurmResult, *, check: bool) -> list[str]:
     pairs = list(zip(result.machines, result.outcomes, strict=True))
     rows = [_cells(machine, outcome, result) for machine, outcome in pairs]
     blocks = shared_blocks([(machine.node.name, _details(outcome)) for machine, outcome in pairs])
-    found = [f"  {line}" for items in result.problems.values() for line in items]
+    problems = [f"  {line}" for items in result.problems.values() for line in items]
     return [
         *table(heads, rows),
         *blocks,
-        *(["", "not in order:", *found] if found else []),
+        *(["", "not in order:", *problems] if problems else []),
         "",
         _summary(result, check),
     ]
@@ -66,8 +66,8 @@ def _summary(result: SlurmResult, check: bool) -> str:
     if bad:
         return f"{bad} of {len(result.outcomes)} machines failed; fix: mend them and run fab slurm-up again"
     if not result.states:
-        found = "its controller does not answer" if result.problems else "there is none yet"
-        return f"Slurm of {head.host}: {found}; next: fab slurm-up"
+        why = "its controller does not answer" if result.problems else "there is none yet"
+        return f"Slurm of {head.host}: {why}; next: fab slurm-up"
     ready = sum(machine.node.name not in result.problems for machine in result.machines if machine.computes)
     more = "" if check or result.problems else f"; next: on {head.host}, fab train CONFIG --cluster FILE"
     return f"Slurm of {head.host}: {ready} of {len(computes)} nodes ready for jobs{more}"

@@ -19,10 +19,11 @@ Version = tuple[int, int]
 OLDEST: Version = (21, 8)
 """Ubuntu 22.04's. The oldest on which a run was rehearsed is 22.05 (Debian 12)."""
 RELEASES: tuple[Version, ...] = (
-    (20, 11), (21, 8), (22, 5), (23, 2), (23, 11), (24, 5), (24, 11), (25, 5), (25, 11),
+    (20, 11), (21, 8), (22, 5), (23, 2), (23, 11), (24, 5), (24, 11), (25, 5), (25, 11), (26, 5),
 )  # fmt: skip
-"""Daemons of three releases in a row understand each other, slurmctld the newest: https://slurm.schedmd.com/upgrades.html"""
-COMPATIBLE = 2
+THREE_OLDER_SINCE: Version = (24, 11)
+"""slurmctld understands nodes of the two releases before its own, since 24.11 of three: https://slurm.schedmd.com/upgrades.html"""
+DAEMONS = ("slurmctld.service", "slurmd.service")
 MOST_OFF_S = 10.0
 """Clocks may be so far apart: a job's credential is good for 30 s (`conf.CREDENTIAL_S`), and munge's for 300 s."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -142,19 +143,32 @@ def _own_problems(cluster: Cluster, controller: Node, reports: Sequence[Report])
             fix = "take its Slurm away, or leave the machine out"
             why = "belongs to a Slurm that is not ours"
             yield problem(f"/etc/slurm/slurm.conf of {name}", facts["conf"]["cluster"], why, fix=fix)
+        elif not facts["conf"]:
+            yield from _foreign_daemon_problems(report)
         yield from _version_problems(report)
         if "compute" in _duties(cluster, controller, report):
             yield from _gpu_problem(cluster, report)
 
 
+def _foreign_daemon_problems(report: Report) -> Iterator[Problem]:
+    """Without our slurm.conf a daemon belongs to another Slurm: one of slurmd's --conf-server, or with its files elsewhere."""
+    for unit in DAEMONS:
+        active, path = report.facts["units"][unit]["active"], f"{unit} of {report.node.name}"
+        if active is None:
+            yield problem(path, None, "could not be read", fix=f"systemctl show {unit} there has to answer")
+        elif active not in ("inactive", "failed"):
+            fix = "take its Slurm away, or leave the machine out"
+            yield problem(path, active, "belongs to a Slurm that is not ours", fix=fix)
+
+
 def _version_problems(report: Report) -> Iterator[Problem]:
-    name, found = report.node.name, _version(report)
-    if found == (0, 0):
+    name, version = report.node.name, _version(report)
+    if version == (0, 0):
         fix = "apt-get update there (Ubuntu: with `universe`), or install slurmd and slurmctld"
         yield problem(f"Slurm of {name}", None, "is neither installed nor known to apt", fix=fix)
-    elif found < OLDEST:
+    elif version < OLDEST:
         fix = "use Ubuntu 22.04, Debian 12 or later"
-        yield problem(f"Slurm of {name}", _shown(found), "is too old", allowed=f"{_shown(OLDEST)} or newer", fix=fix)
+        yield problem(f"Slurm of {name}", _shown(version), "is too old", allowed=f"{_shown(OLDEST)} or newer", fix=fix)
 
 
 def _gpu_problem(cluster: Cluster, report: Report) -> Iterator[Problem]:
@@ -180,9 +194,10 @@ def _joint_problems(controller: Node, reports: Sequence[Report]) -> Iterator[Pro
         yield from _clock_problem(head, report)
         if (0, 0) in (newest, _version(report)) or report is head:
             continue
-        ages = [RELEASES.index(found) for found in (_version(report), newest) if found in RELEASES]
-        if _version(report) > newest or (len(ages) == 2 and ages[1] - ages[0] > COMPATIBLE):
-            allowed = f"at most {_shown(newest)}, the controller's, and at most {COMPATIBLE} releases older"
+        older = 3 if newest >= THREE_OLDER_SINCE else 2
+        ages = [RELEASES.index(version) for version in (_version(report), newest) if version in RELEASES]
+        if _version(report) > newest or (len(ages) == 2 and ages[1] - ages[0] > older):
+            allowed = f"at most {_shown(newest)}, the controller's, and at most {older} releases older"
             fix = "run the same system on all machines"
             yield problem(f"Slurm of {report.node.name}", _shown(_version(report)), "does not fit", allowed, fix)
 

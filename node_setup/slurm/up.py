@@ -24,7 +24,7 @@ from node_setup.fleet.pool import ANSWERED, Outcome
 from node_setup.fleet.protocol import Traffic
 from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
-from node_setup.slurm import conf, health
+from node_setup.slurm import conf, health, jobs
 from node_setup.slurm.members import Member, Report, controller_of, members
 
 REGISTERED_WITHIN_S = 90
@@ -65,24 +65,26 @@ def bring_up(run: FleetRun, *, check: bool) -> SlurmResult:
         raise UserError([*lines, Problem("nothing was changed")])
     planned = tuple(machine for machine in machines if isinstance(machine, Member))
     head = next(machine for machine in planned if machine.controls)
+    states = _states(run, planned, head, 0) if head.facts["conf"] else None
+    if lines := _lost_jobs(run, planned, head, states):
+        raise UserError([*lines, Problem("nothing was changed")])
     files = _files(cluster, planned)
     if check:
         body = _body(planned, files, head.facts["munge_key"], None, check=True)
         outcomes = _call(run, run.inventory.nodes, APPLY, body)
-        if not head.facts["conf"]:
+        if states is None:
             return SlurmResult(planned, tuple(outcomes), {}, {})
-        states = _states(run, planned, 0)
         facts = {machine.node.name: machine.facts for machine in planned}
         return SlurmResult(planned, tuple(outcomes), states["nodes"], health.problems(planned, facts, states))
     outcomes = _apply(run, planned, files)
     if not all(outcome.good for outcome in outcomes):
         return SlurmResult(planned, tuple(outcomes), {}, {})
-    states = _states(run, planned, REGISTERED_WITHIN_S)
-    again, silent = _ask(run)
-    facts = {report.node.name: report.facts for report in again}
-    found = health.problems([machine for machine in planned if machine.node.name in facts], facts, states)
-    found |= {outcome.node.name: [_silent_line(outcome)] for outcome in silent}
-    return SlurmResult(planned, tuple(outcomes), states["nodes"], found)
+    states = _states(run, planned, head, REGISTERED_WITHIN_S)
+    reports, silent = _ask(run)
+    facts = {report.node.name: report.facts for report in reports}
+    problems = health.problems([machine for machine in planned if machine.node.name in facts], facts, states)
+    problems |= {outcome.node.name: [_silent_line(outcome)] for outcome in silent}
+    return SlurmResult(planned, tuple(outcomes), states["nodes"], problems)
 
 
 def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
@@ -107,6 +109,35 @@ def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
     return reports, silent
 
 
+def _lost_jobs(
+    run: FleetRun, machines: Sequence[Member], head: Member, states: Mapping[str, Any] | None
+) -> list[Problem]:
+    """Return a line for each node whose jobs the change would end: nodes that leave, and where the controller moves, all.
+
+    `states` are those that the planned controller sees. Where it runs no slurmctld yet, another machine's has answered it. A
+    slurmctld that does not answer tells of no jobs.
+    """
+    leaves, unknown = (
+        "would not be a node for jobs any more",
+        f"the new controller {head.node.name} would not know them",
+    )
+    kept = [machine.host for machine in machines if machine.computes]
+    lines: list[Problem] = []
+    if states is not None and _slurmctld(head) in ("inactive", "failed"):
+        lines += jobs.lost_job_problems(states, (), unknown)
+    elif states is not None:
+        lines += jobs.lost_job_problems(states, kept, leaves)
+    for machine in machines:
+        if machine is not head and _slurmctld(machine) == "active":
+            lines += jobs.lost_job_problems(_states(run, machines, machine, 0), (), unknown)
+    return [*{line.path: line for line in lines}.values()]
+
+
+def _slurmctld(machine: Member) -> str | None:
+    active: str | None = machine.facts["units"]["slurmctld.service"]["active"]
+    return active
+
+
 def _silent_line(outcome: Outcome) -> Problem:
     return problem(outcome.node.name, outcome.kind, _why(outcome), fix=outcome.fix)
 
@@ -126,7 +157,8 @@ def _apply(run: FleetRun, machines: Sequence[Member], files: list[dict[str, Any]
     done = {head.node.name: first}
     if first.good and others:
         try:
-            digest, key = _key(run, head.node)
+            digest = head.facts["munge_key"] or _digest(run, head.node)
+            key = _key(run, head.node, digest) if _lack_key(machines, digest) else None
         except Fault as fault:
             done[head.node.name] = first = replace(first, kind=fault.kind, why=fault.why, fix=fault.fix, status=None)
         else:
@@ -146,21 +178,32 @@ def _body(
 ) -> Body:
     duties = {machine.node.name: list(machine.duties) for machine in machines}
     encoded = None if key is None else base64.b64encode(key).decode()
+    lacking = _lack_key(machines, digest)
 
     def body(node: Node) -> Mapping[str, Any]:
         # The controller's own key is the cluster's.
-        of_others = {} if "controller" in duties[node.name] else {"munge_digest": digest, "munge_key": encoded}
-        return {"duties": duties[node.name], "files": files, "check": check, **of_others}
+        sent = {"munge_digest": digest, "munge_key": encoded if node.name in lacking else None}
+        munge = {} if "controller" in duties[node.name] else sent
+        return {"duties": duties[node.name], "files": files, "check": check, **munge}
 
     return body
 
 
-def _key(run: FleetRun, controller: Node) -> tuple[str, bytes]:
-    """Return the controller's munge key with its digest, which its agent tells by a way of its own. Fault."""
+def _lack_key(machines: Sequence[Member], digest: str | None) -> set[str]:
+    """Return the names of the machines that need the controller's key sent."""
+    return {machine.node.name for machine in machines if not machine.controls and machine.facts["munge_key"] != digest}
+
+
+def _digest(run: FleetRun, controller: Node) -> str:
+    """Return the digest of the munge key that the controller has made. Fault."""
     (outcome,) = _call(run, [controller], "slurm-facts", lambda node: {})
     if not outcome.good or outcome.answer is None or outcome.answer.slurm is None:
         raise Fault(outcome.kind, _why(outcome), outcome.fix)
-    digest = outcome.answer.slurm["munge_key"]
+    return str(outcome.answer.slurm["munge_key"])
+
+
+def _key(run: FleetRun, controller: Node, digest: str) -> bytes:
+    """Return the controller's munge key, whose digest its agent told by a way of its own. Fault."""
     session = run.connections.connect(controller, Deadline(KEY_S))
     try:
         words = ["cat", paths.MUNGE_KEY]
@@ -170,13 +213,13 @@ def _key(run: FleetRun, controller: Node) -> tuple[str, bytes]:
     if sha256(done.out).hexdigest() != digest:
         why = "its munge key did not come over whole"
         raise Fault(NO_ANSWER, why, "take out of the login shell's files what prints without a terminal")
-    return digest, done.out
+    return done.out
 
 
-def _states(run: FleetRun, machines: Sequence[Member], wait_s: int) -> Mapping[str, Any]:
-    head = next(machine.node for machine in machines if machine.controls)
+def _states(run: FleetRun, machines: Sequence[Member], controller: Member, wait_s: int) -> Mapping[str, Any]:
+    """Return what this controller says of its nodes, once those for jobs have registered or their time is over."""
     awaited = {"nodes": [machine.host for machine in machines if machine.computes], "wait_s": wait_s}
-    (outcome,) = _call(run, [head], "slurm-state", lambda node: awaited)
+    (outcome,) = _call(run, [controller.node], "slurm-state", lambda node: awaited)
     if not outcome.good or outcome.answer is None or outcome.answer.slurm is None:
         return {"error": _why(outcome), "nodes": {}}
     return outcome.answer.slurm

@@ -41,7 +41,7 @@ def test_rules_watch_metrics_that_the_docs_explain() -> None:
 def test_each_alert_has_a_section_in_the_runbook() -> None:
     titles = re.findall(r"^## (\w+)$", (DOCS / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert titles == [alert.name for alert in ALERTS]
-    assert {alert.runbook for alert in ALERTS} == {f"docs/runbook.md#{title.lower()}" for title in titles}
+    assert all(alert.runbook.endswith(f"section {alert.name}") for alert in ALERTS)
 
 
 def test_rule_file_is_yaml_with_each_name_once() -> None:
@@ -73,6 +73,11 @@ def _of_run(name: str, values: str, more: str = "") -> dict[str, str]:
     return {f"lustrain_{name}{{{RUN}{more}}}": values}
 
 
+def _on_each_node(name: str, values: str, labels: str = "") -> dict[str, str]:
+    """Two nodes of one cluster: what they both see is one alert."""
+    return {f'lustrain_node_{name}{{instance="{node}",{labels}}}': values for node in ("a", "b")}
+
+
 LAUNCH = {"run": "r", "launch": "1"}
 RANK = {**LAUNCH, "rank": "0"}
 STEPS = _of_run("step_seconds_sum", "500x90", ',part="compute"') | _of_run(
@@ -80,6 +85,14 @@ STEPS = _of_run("step_seconds_sum", "500x90", ',part="compute"') | _of_run(
 )
 """Fifty steps of ten seconds."""
 CASES = {
+    "RunDown": Case(
+        # The first launch is lost at minute 20; the next one trains from minute 50 on.
+        _of_run("step", "100+10x20 stale") | {'lustrain_step{run="r",launch="2",rank="0"}': "_x50 310+10x60"},
+        40,
+        55,
+        {"run": "r"},
+        before=34,
+    ),
     "RunStalled": Case(_of_run("step_age_seconds", "5x9 20 55+60x4 5x20") | STEPS, 14, 20, RANK, before=10),
     "CheckpointOld": Case(
         _of_run("checkpoint_age_seconds", "0+60x20 0+60x20") | _of_run("checkpoint_interval_seconds", "300x60"),
@@ -132,7 +145,14 @@ CASES = {
         {"run": "r"},
         before=25,
     ),
-    "RunInterrupted": Case(_of_run("notices_total", "0x5 1x30"), 7, 20, RANK, before=4),
+    "RunInterrupted": Case(
+        # The launch that is interrupted never shows it; the next one brings the count.
+        _of_run("interruptions", "0x20 stale") | {'lustrain_interruptions{run="r",launch="2",rank="0"}': "_x40 1x60"},
+        45,
+        60,
+        {"run": "r"},
+        before=39,
+    ),
     "EfaDropsPackets": Case(
         {'lustrain_node_efa_rx_drops_total{device="d"}': "0x9 0+5x20 100x30"}, 25, 45, {"device": "d"}, before=9
     ),
@@ -160,26 +180,20 @@ CASES = {
         before=7,
     ),
     "GpuRemapPending": Case({'lustrain_node_gpu_remap_pending{gpu="2"}': "0x3 1x5 0x9"}, 6, 12, {"gpu": "2"}, before=2),
-    "LustreFull": Case({"lustrain_node_lustre_fullest_target_ratio": "0.85x5 0.86x9 0.5x9"}, 12, 18, before=5),
+    "LustreFull": Case(_on_each_node("lustre_fullest_target_ratio", "0.85x5 0.86x9 0.5x9"), 12, 18, before=5),
     "LustreTargetLost": Case(
-        {
-            'lustrain_node_lustre_targets{state="silent"}': "0x5 1x9 0x9",
-            'lustrain_node_lustre_targets{state="answering"}': "6x60",
-        },
+        _on_each_node("lustre_targets", "0x5 1x9 0x9", 'state="silent"')
+        | _on_each_node("lustre_targets", "6x60", 'state="answering"'),
         12,
         18,
-        {"state": "silent"},
         before=5,
     ),
     "LustreDisconnected": Case(
-        {
-            'lustrain_node_lustre_connections{file_system="f",state="DISCONN"}': "_x5 1x9 stale",
-            'lustrain_node_lustre_connections{file_system="f",state="FULL"}': "5x60",
-            'lustrain_node_lustre_connections{file_system="f",state="IDLE"}': "5x60",
-        },
+        _on_each_node("lustre_connections", "_x5 1x9 stale", 'file_system="f",state="DISCONN"')
+        | _on_each_node("lustre_connections", "5x60", 'file_system="f",state="FULL"')
+        | _on_each_node("lustre_connections", "5x60", 'file_system="f",state="IDLE"'),
         12,
         20,
-        {"file_system": "f", "state": "DISCONN"},
         before=5,
     ),
     "ClockOff": Case({"lustrain_node_clock_offset_seconds": "0.0005x5 -0.002x9 0x9"}, 12, 18, before=5),
@@ -204,13 +218,79 @@ CASES = {
 }
 
 
-FIRST_SAVE_MISSING = Case(
-    _of_run("checkpoint_age_seconds", "0+60x80 5x20") | _of_run("checkpoint_interval_seconds", "_x80 4805x20"),
-    70,
-    84,
-    RANK,
-    before=62,
-)
+@dataclass(frozen=True)
+class Quiet:
+    """What looks like a fault at a minute, and is none; with values at an interval of promtool's."""
+
+    series: dict[str, str]
+    minute: int
+    interval: str = "1m"
+
+
+FURTHER_CASES = {
+    "CheckpointOld": Case(  # the first save is missing
+        _of_run("checkpoint_age_seconds", "0+60x80 5x20") | _of_run("checkpoint_interval_seconds", "_x80 4805x20"),
+        70,
+        84,
+        RANK,
+        before=62,
+    ),
+    "RunStalled": Case(  # the first step hangs
+        _of_run("step_age_seconds", "0+60x20 0x9")
+        | _of_run("step_seconds_sum", "0x30", ',part="compute"')
+        | _of_run("step_seconds_count", "0x30", ',part="compute"'),
+        15,
+        25,
+        RANK,
+        before=10,
+    ),
+    "LaunchesWithoutCommit": Case(  # nothing was ever committed, until the fourth launch does
+        {
+            f'lustrain_launch{{run="r",launch="{number}",rank="0"}}': f"_x{10 * number} {number}x9"
+            for number in (1, 2, 3, 4)
+        }
+        | {
+            f'lustrain_checkpoint_{name}{{run="r",launch="4",rank="0"}}': "_x45 40x9"
+            for name in ("step", "interval_seconds")
+        },
+        32,
+        46,
+        {"run": "r"},
+        before=25,
+    ),
+}
+QUIET: dict[str, Quiet] = {
+    "RunDown": Quiet(  # it was done, at a step after the last one that was scraped
+        _of_run("step", "100+10x20 stale") | _of_run("done_step", "_x20 303 stale"),
+        40,
+    ),
+    "CheckpointOld": Quiet(  # a resume off the grid of saves makes one interval short
+        _of_run("checkpoint_interval_seconds", "600x20 stale")
+        | {
+            'lustrain_checkpoint_interval_seconds{run="r",launch="2",rank="0"}': "_x25 60x30",
+            'lustrain_checkpoint_age_seconds{run="r",launch="2",rank="0"}': "_x25 0+60x9 0+60x9 0+60x9",
+        },
+        34,
+    ),
+    "SavesFailing": Quiet(_of_run("saves_failed_total", "0x40 1x60"), 35, interval="40s"),
+    "LaunchesWithoutCommit": Quiet(  # the third launch makes the run's first commit
+        {
+            f'lustrain_launch{{run="r",launch="{number}",rank="0"}}': f"_x{10 * number} {number}x9"
+            for number in (1, 2, 3)
+        }
+        | {
+            f'lustrain_checkpoint_{name}{{run="r",launch="3",rank="0"}}': "_x30 40x9"
+            for name in ("step", "interval_seconds")
+        },
+        35,
+    ),
+    "LustreDisconnected": Quiet(  # the target is lost, which LustreTargetLost says
+        _on_each_node("lustre_connections", "1x40", 'file_system="f",state="DISCONN"')
+        | _on_each_node("lustre_targets", "1x40", 'state="silent"'),
+        20,
+    ),
+}
+"""Where a rule that is a little wrong would fire."""
 
 
 def promtool_tests(rules: Path) -> dict[str, Any]:
@@ -218,22 +298,25 @@ def promtool_tests(rules: Path) -> dict[str, Any]:
     (https://prometheus.io/docs/prometheus/latest/configuration/unit_testing_rules/)."""
     tests = []
     by_name = {alert.name: alert for alert in ALERTS}
-    for name, case in [*CASES.items(), ("CheckpointOld", FIRST_SAVE_MISSING)]:
+    for name, case in [*CASES.items(), *FURTHER_CASES.items()]:
         alert = by_name[name]
         annotations = {"summary": alert.reason, "runbook": alert.runbook}
         firing = [{"exp_labels": {**case.labels, "severity": alert.severity}, "exp_annotations": annotations}]
-        moments = [(case.before, []), (case.fires, firing), (case.cleared, [])]
-        tests.append(
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
-                "alert_rule_test": [
-                    {"eval_time": f"{minute}m", "alertname": alert.name, "exp_alerts": expected}
-                    for minute, expected in moments
-                ],
-            }
-        )
+        tests.append(_promtool_test(name, case.series, {case.before: [], case.fires: firing, case.cleared: []}))
+    tests += [_promtool_test(name, one.series, {one.minute: []}, one.interval) for name, one in QUIET.items()]
     return {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}
+
+
+def _promtool_test(
+    name: str, series: dict[str, str], expected: dict[int, list[Any]], interval: str = "1m"
+) -> dict[str, Any]:
+    return {
+        "interval": interval,
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "alert_rule_test": [
+            {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": alerts} for minute, alerts in expected.items()
+        ],
+    }
 
 
 def test_each_alert_fires_stays_quiet_and_clears(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import node_setup
 from infra.catalog import refresh
-from infra.catalog.accelerators import PEAKS
 from infra.catalog.botocore_data import regions
 from infra.catalog.instances import SNAPSHOT, Accelerator, instance, snapshot
 from infra.catalog.kubernetes import NEWEST, VERSIONS
@@ -26,6 +25,7 @@ from infra.catalog.refresh_offerings import render
 from infra.catalog.regions import HYPERPOD, WITHOUT_EKS, ZONES
 from infra.config import Eks
 from infra.preflight.rules.network import zone_prefix
+from lustrain.accelerators import PEAKS
 
 DUMPS = Path(moto.ec2.__file__).parent / "resources/instance_type_offerings/availability-zone-id"
 

@@ -153,7 +153,7 @@ def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kin
         plan(kind)
 
 
-def test_described_type_becomes_a_gang() -> None:
+def test_described_type_becomes_a_node_group() -> None:
     """Its facts are those of a p6-b300 in other words, so that its template has the same interfaces and image."""
     train = {"name": "train", "instance_type": "p9.48xlarge", "count": 2}
     wanted = spec_of(groups=[train], instance_types={"p9.48xlarge": P9}, storage={"lustre": {"throughput_gb_s": 9.6}})
@@ -164,5 +164,5 @@ def test_described_type_becomes_a_gang() -> None:
     assert "by_hand" not in node_document(spec())["groups"]["train"]
 
 
-def test_controllers_and_logins_are_no_gangs() -> None:
+def test_controllers_and_logins_are_no_node_groups() -> None:
     assert node_groups(spec(role="login"), AWS, NOW) == ()

@@ -159,7 +159,7 @@ def test_a_rebalance_recommendation_counts_only_by_option(imds: LocalMetadata) -
 
 
 def test_a_recommendation_from_before_the_start_stops_nothing_and_is_told_once(imds: LocalMetadata) -> None:
-    """It stays with the instance: a launcher that starts exit code 85 again would restore and stop for ever."""
+    """It stays with the instance: a launcher that starts exit code 85 again would restore and stop forever."""
     imds.rebalance()
     restarted, warnings = poller(imds.environment, rebalance=True)
     assert restarted.poll() is restarted.poll() is None

@@ -18,6 +18,7 @@ from launch.submit import dry_run, submit
 from lustrain.cluster import Cluster
 from lustrain.problem import UNREACHABLE, Problem, UserError
 from tests.launch.test_request import cluster, config, resolve
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.launch.journal import REQUEST
 from trainer.storage import ObjectStore, open_store
 
@@ -107,6 +108,16 @@ def test_submission_is_recorded_and_shown(request_to_print: RunRequest, tmp_path
         "page 7: printed"
     ]
     assert {"page 7", "job 7 is held (paper jam); fix: pull"} <= set(status.lines(state))
+
+
+@pytest.mark.parametrize(("code", "lines"), [(EXIT_REQUEUE, 2), (EXIT_DONE, 1)])
+def test_interrupted_run_says_how_to_go_on(
+    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, lines: int
+) -> None:
+    monkeypatch.setattr(PrinterBackend, "submit", lambda *words: Submission(("ended",), {}, code=code))
+    said = submit(request_to_print, BACKEND, tmp_path, {}, resume=False).lines
+    assert len(said) == lines
+    assert ("--resume" in said[-1]) == (code == EXIT_REQUEUE)
 
 
 @pytest.mark.parametrize(("code", "registered"), [(2, False), (UNREACHABLE, True)])

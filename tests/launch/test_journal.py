@@ -45,7 +45,9 @@ def test_attempts_are_counted_and_one_whose_launcher_is_gone_ends_with_the_next(
 
 def test_idle_nodes_are_recorded_and_shown_while_they_are(store: ObjectStore) -> None:
     journal.begin(store, ["n1", "n2"], "me", ["n3"])
-    assert status.lines(status.read(store, None))[-1].endswith("; idle, and paid for: n3")
+    line = status.lines(status.read(store, None))[-1]
+    assert line.startswith("launch 1 on ")
+    assert line.endswith("; idle, and paid for: n3")
     journal.finish(store, 1, 75)
     journal.begin(store, ["n1", "n2"], "me")
     assert not any("idle, and" in line for line in status.lines(status.read(store, None)))

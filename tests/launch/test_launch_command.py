@@ -268,5 +268,5 @@ def test_a_node_that_takes_no_step_is_not_a_living_one(
 def test_ranks_meet_where_slurm_reaches_the_first_node(allocation: Allocation, planted: Path) -> None:
     assert allocation.run_launch(1, allocation.healthy_nodes()) == 0
     asked = (planted / "asked").read_text()
-    assert "--master 127.0.0.1:20001 --roster a,b" in asked
+    assert "--master 127.0.0.1:20002 --roster a,b" in asked
     assert "--wait=77 " in asked

@@ -61,7 +61,7 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
     finally:
         end([*descendants(job.pid), job.pid])
     assert job.returncode == 0, said
-    assert "lustrain: the last attempt ended with 1: starting again in" in said
+    assert "lustrain: the last launch ended with 1: starting again in" in said
     records = journal.read(store)
     first, second, last = records[0], records[1], records[-1]
     assert (first["code"], first["said"], first["blamed"]) == (1, "a rank was killed by SIGKILL", [])
@@ -74,9 +74,9 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
     assert sum(seconds.values()) == pytest.approx(last["ended"] - first["started"], abs=0.01)
     assert seconds["progress"] > 0
     between = sum(after["started"] - before["ended"] for before, after in pairwise(records))
-    assert seconds["between attempts, after a failure"] == pytest.approx(between)
+    assert seconds["between launches, after a failure"] == pytest.approx(between)
     page = (tmp_path / "report.md").read_text()
-    assert "| progress | " in page
+    assert "| between launches, after a failure | " in page
     assert "(report.png)" in page
     assert (tmp_path / "report.png").stat().st_size > 10_000
     assert_equals_an_undisturbed_run(tmp_path / "run")
@@ -162,7 +162,7 @@ def test_a_run_that_fails_at_once_is_tried_three_times(tmp_path: Path) -> None:
     records = journal.read(open_store(f"{tmp_path}/run"))
     assert done.returncode == records[-1]["code"] == EXIT_FAILURE, done.stderr
     assert len(records) == 3
-    assert "3 attempts in a row committed no more than their own start cost; the last one said: " in done.stdout
+    assert "3 launches in a row committed no more than their own start cost; the last one said: " in done.stdout
     assert "no such device" in done.stdout
 
 

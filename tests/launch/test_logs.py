@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import platform
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch import logs
-from launch.backends import LogLine, kubernetes
+from launch import logs, runs, status
+from launch.backends import LogLine, kubernetes, local
+from launch.backends.local import SupervisorLog
 from launch.backends.log_file import read_log_file
 from launch.logs import Entry, entries
 from lustrain.problem import UserError
 from tests.launch.test_launch_command import fab, plant
+from tests.processes import wait_until
 from trainer.launch import journal
 from trainer.launch.journal import REQUEST
-from trainer.launch.output import mark, parse
+from trainer.launch.output import TAIL, RankOutput, mark, parse, write_all
 from trainer.storage import open_store
 
 PRINTED = [
@@ -104,6 +112,64 @@ def test_each_line_of_a_rank_is_marked_and_none_is_lost(tmp_path: Path) -> None:
     assert done.stderr.startswith("no log of the ranks is kept: ")
 
 
+def test_output_over_its_limit_keeps_begin_and_end(capfd: pytest.CaptureFixture[str]) -> None:
+    output, shown = RankOutput(1, limit=100), ""
+    out, _ = output.pipes(0)
+    held = os.dup(out)
+    output.start()
+
+    def has_begun() -> bool:
+        nonlocal shown
+        shown += capfd.readouterr().out
+        return bool(shown)
+
+    os.write(held, b"begin\n")
+    wait_until(has_begun)
+    os.write(held, b"".join(b"%d\n" % number for number in range(8000)))
+    os.close(held)
+    output.close()
+    shown += capfd.readouterr().out
+    begin, full, left_out, *tail = shown.splitlines()
+    assert begin == "[launch 1 rank 0] begin"
+    assert [parse(line)[1] for line in (full, left_out)] == [None, None]
+    numbers = [int(parse(line)[2]) for line in tail]
+    assert numbers == list(range(numbers[0], 8000))
+    assert TAIL * 0.9 < len("\n".join(tail)) <= TAIL
+
+
+def test_slow_reader_of_a_non_blocking_output_loses_nothing() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    size = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+    failures: list[OSError] = []
+
+    def write() -> None:
+        write_all(writer, b"x" * size * 3, failures.append)
+        os.close(writer)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    with open(reader, "rb") as file:
+        assert len(file.read()) == size * 3
+    writing.join()
+    assert not failures
+
+
+def test_log_of_the_supervisor_that_is_full_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    log = SupervisorLog(Path("/dev/full"))
+    for line in ("one", "two"):
+        log.add(line)
+    shown = capsys.readouterr().err.splitlines()
+    assert [shown[0], shown[2]] == ["lustrain: one", "lustrain: two"]
+    assert "No space left on device" in shown[1]
+
+
+def test_output_that_is_lost_is_said_once() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", RANKS], stdout=full, stderr=subprocess.PIPE, text=True, check=True)
+    assert sum("No space left on device" in line for line in done.stderr.splitlines()) == 1
+
+
 def test_followed_file_yields_each_line_once_and_whole(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -126,11 +192,23 @@ def test_log_that_is_not_here_is_one_line(job: dict[str, Any] | None) -> None:
     assert error.value.problems[0].path == ("log" if job else "RUN")
 
 
+def test_run_on_a_terminal_has_no_log_and_says_why() -> None:
+    with pytest.raises(UserError) as error:
+        list(local.BACKEND.read_log("/runs/first", None, None, looks()))
+    assert "terminal" in error.value.problems[0].why
+    assert "fab status /runs/first" in error.value.problems[0].fix
+
+
 KUBECTL = """
 case "$*" in
 *"get job"*) echo '{"metadata": {}, "status": {}}' ;;
 *"get pods"*) cat "%(folder)s/pods" ;;
-*"logs first-0-a"*) sed "s/^/2026-11-26T10:00:0/" "%(folder)s/a" ;;
+*"logs first-0-a"*) echo "$*" >> "%(folder)s/calls"; sed "s/^/2026-11-26T10:00:0/" "%(folder)s/a" ;;
+*"logs first-"*)
+    # Ends only once the other pod is read, too.
+    touch "%(folder)s/$3"
+    until [ -e "%(folder)s/first-1" ] && [ -e "%(folder)s/first-2" ]; do sleep 0.01; done
+    echo "2026-11-26T10:00:00Z of $3" ;;
 *) echo 'Error from server (NotFound): pods "gone" not found' >&2; exit 1 ;;
 esac
 """
@@ -150,10 +228,32 @@ def test_pods_logs_are_followed_and_no_line_comes_twice(tmp_path: Path, monkeypa
     assert list(found) == [LogLine("[rank 0] one", "first-0-a"), LogLine("[rank 0] two", "first-0-a")]
 
 
-def recorded(folder: Path, *codes: int | None) -> Any:
-    """A run whose launches ended so; None for one that has not ended."""
+def test_line_of_a_pod_ends_at_its_newline_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    plant(tmp_path, "kubectl", KUBECTL % {"folder": tmp_path})
+    pods = [{"metadata": {"name": "first-0-a", "creationTimestamp": "0"}, "status": {"phase": "Running"}}]
+    (tmp_path / "pods").write_text(json.dumps({"items": pods}))
+    text = "0+09:00 step 1\reval 2\u2028end \udcff\n x of kubectl\n".encode(errors="surrogateescape")
+    (tmp_path / "a").write_bytes(text)
+    found = kubernetes.BACKEND.read_log("run", {"job": "first", "namespace": "ml"}, None, looks(lambda: None))
+    assert [line.text for line in found] == ["step 1\reval 2\u2028end \ufffd"]
+    assert "--since-time=2026-11-26T10:00:00+09:00" in (tmp_path / "calls").read_text().splitlines()[-1]
+
+
+def test_pods_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    plant(tmp_path, "kubectl", KUBECTL % {"folder": tmp_path})
+    names = ["first-1", "first-2"]
+    pods = [{"metadata": {"name": name, "creationTimestamp": "0"}, "status": {"phase": "Failed"}} for name in names]
+    (tmp_path / "pods").write_text(json.dumps({"items": pods}))
+    found = kubernetes.BACKEND.read_log("run", {"job": "first", "namespace": "ml"}, None, looks())
+    assert [line.source for line in found] == names
+
+
+def recorded(folder: Path, *codes: int | None, **more: Any) -> Any:
+    """A run whose launches ended so; None for one that has not ended. `more` is in its request."""
     store = open_store(str(folder))
-    store.put(REQUEST, json.dumps({"version": 1, "on": "local", "run": str(folder), "after": 0}).encode())
+    store.put(REQUEST, json.dumps({"version": 1, "on": "local", "run": str(folder), "after": 0, **more}).encode())
     for code in codes:
         number = journal.begin(store, ["n"], "test")
         if code is not None:
@@ -179,14 +279,71 @@ def test_following_ends_with_the_run_or_the_launch(
     assert logs.has_ended(recorded(tmp_path, *codes), launch) is ended
 
 
+@pytest.mark.parametrize(
+    ("codes", "rank", "launch", "path"),
+    [
+        ([0, 0], 1, 2, ""),
+        ([0, 0], 2, None, "--rank"),
+        ([0, 0], None, 3, "--launch"),
+        # Before its first launch a run has the ranks that were requested.
+        ([], 5, None, ""),
+        ([], 6, 1, "--rank"),
+    ],
+)
+def test_only_a_rank_or_launch_of_the_run_may_be_silent(
+    tmp_path: Path, codes: list[int | None], rank: int | None, launch: int | None, path: str
+) -> None:
+    store = recorded(tmp_path, *codes, ranks=2, nodes={"most": 3})
+    with pytest.raises(UserError) if path else nullcontext() as refused:
+        logs.check_part(store, runs.read_record(store, REQUEST), rank, launch)
+    assert not path or [line.path for line in refused.value.problems] == [path]
+
+
+GONE = {"host": platform.node(), "pid": 1}
+"""Process 1 is no `fab train`."""
+
+
+@pytest.mark.parametrize(
+    ("codes", "request_record", "silent_s", "is_abandoned"),
+    [
+        ([85, 75, 1], GONE, 0, True),
+        ([], GONE, 0, True),
+        ([75, None], GONE, status.SILENT_S - 100, False),
+        ([75, None], GONE, status.SILENT_S + 1, True),
+        ([75], {**GONE, "host": "another"}, 0, False),
+        ([75], {**GONE, "on": "slurm"}, 0, False),
+        ([75], {}, 0, False),
+    ],
+)
+def test_following_ends_where_the_supervisor_is_gone(
+    tmp_path: Path,
+    codes: list[int | None],
+    request_record: dict[str, Any],
+    silent_s: float,
+    is_abandoned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, now = recorded(tmp_path, *codes, **request_record), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + silent_s)
+    (tmp_path / "log").write_text("one\n")
+    runs.save_job(store, "local", {"log": str(tmp_path / "log")})
+    assert bool(logs.abandoned(store)) is is_abandoned
+    if is_abandoned:
+        request = runs.read_record(store, REQUEST)
+        found = logs.read(store, request, rank=None, launch=None, follow=True, sleep=lambda seconds: None)
+        assert [entry.text for entry in found] == ["one"]
+
+
 @pytest.mark.slow
 def test_command_prints_one_ranks_lines(tmp_path: Path) -> None:
-    recorded(tmp_path / "first", 0)
+    recorded(tmp_path / "first", 0, 0, ranks=2)
     (tmp_path / "first/launch/log").write_text("\n".join(PRINTED))
     submitted = {"version": 1, "host": "x", "local": {"log": f"{tmp_path}/first/launch/log"}}
     (tmp_path / "first/launch/submitted.json").write_text(json.dumps(submitted))
     assert fab(tmp_path, "logs", "first", "-f", "--rank", "1").stdout == "[launch 1 rank 1] warning\n"
-    nothing = fab(tmp_path, "logs", "first", "--rank", "7")
-    assert (nothing.returncode, nothing.stderr[:12]) == (2, "--rank = '7'")
+    none = fab(tmp_path, "logs", "first", "--rank", "7")
+    assert (none.returncode, none.stderr.partition(":")[0]) == (2, "--rank = 7")
+    silent = fab(tmp_path, "logs", "first", "--rank", "1", "--launch", "2")
+    assert (silent.returncode, silent.stdout, len(silent.stderr.splitlines())) == (0, "", 1)
     answer = json.loads(fab(tmp_path, "logs", "first", "--launch", "2", "--json").stdout)
     assert answer["lines"] == [{"source": "", "launch": 2, "rank": 0, "text": "step 2"}]

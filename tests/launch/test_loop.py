@@ -75,8 +75,8 @@ def test_it_starts_again_until_the_run_is_done_and_says_why() -> None:
     assert world.supervise(TWO) == Stop(0, "all steps are done")
     assert [(one.number, one.code) for one in world.attempts] == [(1, 1), (2, 85), (3, 0)]
     assert world.said == [
-        "the last attempt ended with 1: starting again in 5 s on n1, n2",
-        "the last attempt ended with 85: starting again on n1, n2",
+        "the last launch ended with 1: starting again in 5 s on n1, n2",
+        "the last launch ended with 85: starting again on n1, n2",
     ]
 
 
@@ -90,18 +90,31 @@ def test_nodes_without_a_micro_batch_are_recorded_as_idle() -> None:
 
 def test_missing_nodes_are_waited_for_told_of_once_and_given_up_in_the_end() -> None:
     world = World([0], nodes=[["n1"]])
-    assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hours; fix: go on later with --resume")
-    assert world.said == ["1 of 2 nodes are there; waiting for at most 1 hours"]
+    assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hour; fix: go on later with --resume")
+    assert world.said == ["1 of 2 nodes are there; waiting for at most 1 hour"]
     assert 3600 < world.now < 3620
     assert not world.attempts
     back = World([0], nodes=[["n1"], ["n1"], ["n1", "n2"]])
     assert back.supervise(TWO).why == "all steps are done"
 
 
+def test_rented_nodes_that_wait_for_others_are_named_as_cost() -> None:
+    rented = replace(TWO, nodes_are_rented=True)
+    waiting = World([0], nodes=[["n1"], [], ["n1", "n2"]])
+    waiting.supervise(rented)
+    assert [line.partition("waiting for at most 1 hour")[2] for line in waiting.said] == [
+        "; 1 node idle, and paid for",
+        "",
+    ]
+    away = World([0], silent_until=60.0)
+    away.supervise(rented)
+    assert away.said == ["the store is away; waiting for at most 1 hour; all nodes idle, and paid for"]
+
+
 def test_a_journal_that_does_not_answer_is_waited_for() -> None:
     world = World([0], silent_until=60.0)
     assert world.supervise(TWO) == Stop(0, "all steps are done")
-    assert world.said == ["the store is away; waiting for at most 1 hours"]
+    assert world.said == ["the store is away; waiting for at most 1 hour"]
 
 
 def test_whoever_is_told_to_end_while_it_waits_ends_at_once() -> None:
@@ -127,7 +140,7 @@ def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None
             raise TemporarilyUnavailable("the store is full")
 
     world = Full([0])
-    assert world.supervise(TWO).why.startswith("the store is full, for 1 hours")
+    assert world.supervise(TWO).why.startswith("the store is full, for 1 hour")
     assert len(world.said) == 1
 
 
@@ -170,7 +183,7 @@ def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> 
 
     world = Forgetful([85, 0])
     assert world.supervise(TWO) == Stop(0, "all steps are done")
-    assert world.said == ["the end of attempt 1 is not recorded: the store is away"]
+    assert world.said == ["the end of launch 1 is not recorded: the store is away"]
 
 
 def test_node_that_this_allocation_lost_is_left_out_of_the_next_launch() -> None:

@@ -124,6 +124,8 @@ def test_a_changed_list_of_machines_leaves_jobs_alone(machines: Machines) -> Non
     job = slurm.submit("#!/bin/sh\nsleep 600\n", "--nodelist=node2")
     wait_until(lambda: slurm.job(job)["JobState"] == "RUNNING")
     addresses = [node.address for node in machines.lab.nodes]
+    machines.edit(nodes={"addresses": [addresses[0], *addresses[2:]]})
+    assert any("node2" in line for line in machines.refused(USAGE)), "its job would be lost"
     machines.edit(nodes={"addresses": addresses[:3]})
     assert machines.up().status == DONE
     assert sorted(slurm.states()) == ["node2", "node3"]
@@ -151,6 +153,7 @@ def test_what_is_out_of_order_is_told_and_put_right(machines: Machines) -> None:
     assert "a fan is loud" in told
     assert "slurm.munge-key" in said.rows("node2", "change")
     assert machines.up().status == FAILED
+    assert lab["node2"].read(f"{KEY}.before-lustrain") == "k" * 64
     slurm.wait({"node2": "idle", "node3": "idle", "node4": "drained"})
     slurm.call("scontrol", "update", "NodeName=node4", "State=RESUME")
     assert machines.up().status == DONE
@@ -191,5 +194,5 @@ def test_a_controller_that_moves_leaves_one_slurmctld(machines: Machines) -> Non
 
 def test_a_slurm_that_is_not_ours_is_left_alone(machines: Machines) -> None:
     machines.lab["node3"].write("/etc/slurm/slurm.conf", "ClusterName=theirs\n")
-    found = machines.refused(USAGE)
-    assert any(line.startswith("/etc/slurm/slurm.conf of") and "theirs" in line for line in found)
+    lines = machines.refused(USAGE)
+    assert any(line.startswith("/etc/slurm/slurm.conf of") and "theirs" in line for line in lines)

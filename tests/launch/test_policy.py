@@ -1,4 +1,4 @@
-"""What follows when an attempt has ended: every row of docs/launch.md's table, and that no history goes on for ever."""
+"""What follows when an attempt has ended: every row of docs/launch.md's table, and that no history goes on forever."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_too_few_nodes_give_the_job_back_without_those_that_go_away() -> None:
 def test_without_a_scheduler_too_few_nodes_are_waited_for_and_a_lost_one_that_is_back_is_used() -> None:
     alone = replace(TWO, scheduler_can_replace_nodes=False)
     assert after(replace(GOOD, code=75, blamed=("n1",)), policy=alone) == Start(("n1", "n2"), 0.0, "n1 was lost")
-    assert after(policy=alone, healthy=("n2",)) == Wait("1 of 2 nodes are there")
+    assert after(policy=alone, healthy=("n2",)) == Wait("1 of 2 nodes are there", idle=1)
 
 
 def test_nodes_that_an_allocation_lost_stay_out_of_it_until_the_scheduler_has_seen_it() -> None:
     lost = replace(GOOD, code=75, blamed=("n2",), launcher_id="start 1")
     failed = replace(GOOD, code=1, launcher_id="start 1")
     assert decide(TWO, [lost, failed], NODES, 1.0, launcher_id="start 1") == Start(
-        ("n1", "n3"), 5.0, "the last attempt ended with 1"
+        ("n1", "n3"), 5.0, "the last launch ended with 1"
     )
 
 
@@ -139,7 +139,7 @@ def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | N
     assert isinstance(stop, Stop)
     assert stop.code == 1
     assert stop.why.startswith(
-        "3 attempts in a row committed no more than their own start cost; the last one said: CUDA"
+        "3 launches in a row committed no more than their own start cost; the last one said: CUDA"
     )
     assert isinstance(after(poor, poor, GOOD, poor), Start)
 

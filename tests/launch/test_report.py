@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.report import account, make, share_of_useful_steps
+from launch.report import GONE_S, account, lost_launchers, make, share_of_useful_steps, with_ends
+from trainer.launch import journal
+from trainer.metrics.reader import read_generations
 from trainer.metrics.records import encode
-from trainer.storage import open_store
+from trainer.storage import ObjectStore, open_store
 
 
 def record(step: int, attempt: int, seconds: float = 1.0, blocked: float = 0.0) -> dict[str, Any]:
@@ -35,8 +39,8 @@ def test_each_second_has_its_cause() -> None:
         "repeated steps": 2.0,
         "saves": 0.5,
         "starts": 20.0,
-        "ends of attempts": pytest.approx(6.5),
-        "between attempts, after a lost node": 7.5,
+        "ends and rollbacks": pytest.approx(6.5),
+        "between launches, after a lost node": 7.5,
     }
 
 
@@ -88,3 +92,84 @@ def test_an_attempt_that_trained_on_beside_the_next_one_ends_with_its_beginning(
     beside = [attempt(0.0, 200.0, None, 1, 1.0), attempt(100.0, 300.0, 0, 2, 1.0)]
     steps = {number: [record(step, number) for step in range(1, 201)] for number in (1, 2)}
     assert sum(part.seconds for part in account(beside, steps)) == pytest.approx(300.0)
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def write_launch(store: ObjectStore, rolls_back: bool = False, **more: Any) -> None:
+    """A launch from 1000 s on: 200 s of start, then 17 steps of 100 s; the last ones again after a roll back to step 10."""
+    body = {"version": 1, "attempt": 1, "nodes": ["a"], "by": "me", "started": 1000.0}
+    store.put(journal.attempt_key(1), json.dumps(body | more).encode())
+    steps = [[*range(1, 18)], [*range(11, 18)]][: 1 + rolls_back]
+    now = 1200.0
+    for generation, numbers in enumerate(steps, 1):
+        event = {
+            "event": "started",
+            "step": numbers[0] - 1,
+            "attempt": generation,
+            "launch_attempt": 1,
+            "time": at(now),
+        }
+        store.put(f"events/{generation:06d}-00000.jsonl", encode(event))
+        records = []
+        for step in numbers:
+            now += 100
+            records.append({**record(step, generation, 100.0), "time": at(now)})
+        store.put(f"metrics/{generation:06d}-00000.jsonl", b"".join(map(encode, records)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "run"))
+
+
+def launches_at(store: ObjectStore, now: float) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    generations = read_generations(store)
+    launches = with_ends(store, journal.read(store), generations, now)
+    return launches, {part.name: part.seconds for part in account(launches, generations) if part.seconds}
+
+
+def test_running_launch_has_its_steps_counted(store: ObjectStore) -> None:
+    write_launch(store)
+    launches, parts = launches_at(store, 2930.0)
+    assert parts == pytest.approx({"starts": 200.0, "progress": 1700.0, "ends and rollbacks": 30.0})
+    assert lost_launchers(launches) == []
+
+
+def test_lost_launchers_time_ends_with_its_last_record(store: ObjectStore) -> None:
+    write_launch(store)
+    launches, parts = launches_at(store, 2900.0 + GONE_S + 1)
+    assert parts == pytest.approx({"starts": 200.0, "progress": 1700.0})
+    assert len(lost_launchers(launches)) == 1
+    assert not lost_launchers(launches_at(store, 2900.0 + GONE_S - 1)[0])
+
+
+def test_launch_closed_by_a_later_one_ends_with_its_record(store: ObjectStore) -> None:
+    write_launch(store, ended=2900.0 + 86_400, code=None, generation=1, start_s=300.0)
+    second = {"version": 1, "attempt": 2, "nodes": ["a"], "by": "me", "started": 2900.0 + 86_400}
+    store.put(journal.attempt_key(2), json.dumps(second | {"ended": 2950.0 + 86_400, "code": 1}).encode())
+    launches, parts = launches_at(store, 1e6)
+    assert parts == pytest.approx(
+        {"starts": 250.0, "progress": 1700.0, "between launches, after a lost launcher": 86_400.0}
+    )
+    assert lost_launchers(launches) == []
+
+
+def test_page_counts_an_unended_launchs_steps(store: ObjectStore, tmp_path: Path) -> None:
+    write_launch(store)
+    for path in (tmp_path / "run" / "metrics").iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"step":', b'"loss":2.0,"tokens_per_second":1.0,"step":'))
+    lines, data = make(store, tmp_path / "report.md")
+    assert data["seconds"]["progress"] == pytest.approx(1700.0)
+    assert data["goodput"] == pytest.approx(1700 / 1900)
+    assert any("its launcher is gone" in line for line in lines)
+
+
+@pytest.mark.parametrize("ended", [{}, {"ended": 3600.0, "code": 0, "generation": 2, "start_s": 300.0}])
+def test_all_generations_of_a_launch_are_counted(store: ObjectStore, ended: dict[str, Any]) -> None:
+    write_launch(store, rolls_back=True, **ended)
+    launches, parts = launches_at(store, 3600.0)
+    assert parts == pytest.approx({"starts": 200.0, "progress": 1700.0, "repeated steps": 700.0})
+    assert share_of_useful_steps(launches, read_generations(store), 1000.0) == pytest.approx(1700 / 2600)

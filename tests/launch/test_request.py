@@ -92,6 +92,26 @@ def test_a_cluster_says_where_the_run_lies_how_many_ranks_a_node_has_and_who_pay
     assert 'deadline = "2027-03-01T11:00:00+00:00"' in request.config
 
 
+@pytest.mark.parametrize(
+    ("flags", "backend", "mode", "hours", "rented"),
+    [
+        ({}, EC2, "spot", 1, True),
+        ({"give_up": "6"}, EC2, "spot", 6, True),
+        ({}, EC2, "owned", 6, False),
+        # Slurm's own limit is shorter.
+        ({}, {}, "on-demand", 6, True),
+        ({"on": "local", "nodes": "1"}, EC2, "spot", 6, False),
+    ],
+)
+def test_wait_is_shorter_on_rented_nodes(
+    tmp_path: Path, flags: dict[str, str], backend: dict[str, Any], mode: str, hours: int, rented: bool
+) -> None:
+    where = cluster(**backend, capacity={"mode": mode})
+    given: dict[str, Any] = {"name": "first", "nodes": "2", "nproc": "1", **flags}
+    request = resolve(TrainFlags("config.toml", **given), config(tmp_path), where)
+    assert (request.max_wait_s, request.policy.nodes_are_rented) == (hours * 3600, rented)
+
+
 def test_what_the_settings_say_stays(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
         settings("s3://mine/run", global_batch=64) + '[interrupt]\nmetadata = false\nstop_uri = "/stop"\n'
@@ -192,6 +212,13 @@ def test_ranks_of_this_machine_that_make_no_replica_are_one_line(tmp_path: Path)
         resolve(TrainFlags("config.toml", nproc="2"), load(tmp_path / "config.toml", ["parallel.shard=4"]), None)
     (line,) = refused.value.problems
     assert line.startswith("--nproc = 2: is no multiple of parallel.shard = 4; allowed: multiples of 4")
+
+
+def test_fix_names_the_tensor_sizes_that_divide_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings("runs/first", global_batch=64))
+    with pytest.raises(UserError) as refused:
+        resolve(TrainFlags("config.toml", nproc="4"), load(tmp_path / "config.toml", ["parallel.tensor=3"]), None)
+    assert [(line.path, line.fix) for line in refused.value.problems] == [("--nproc", "parallel.tensor = 1 or 2 or 4")]
 
 
 def test_setting_of_ddp_beside_shards_is_one_line(tmp_path: Path) -> None:

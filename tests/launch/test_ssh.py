@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch.backends import ssh
+from launch.backends import ssh, ssh_nodes, ssh_unit
 from launch.backends.ssh_executor import SshExecutor, SshPlan
-from launch.backends.ssh_nodes import REFUSED
+from launch.backends.ssh_nodes import REFUSED, ended_nodes
 from launch.backends.ssh_unit import (
     LOST,
     RUNNING,
+    STARTING,
     UNKNOWN,
     Inspection,
     Launcher,
@@ -29,22 +35,25 @@ from launch.backends.ssh_unit import (
     next_step,
     parse_inspection,
     parse_states,
+    remove_script,
     start_script,
     unit_name,
 )
 from launch.flags import TrainFlags
 from launch.request import RunRequest
 from launch.runs import register_run
-from launch.supervisor.executor import Superseded
+from launch.supervisor.executor import Superseded, TemporarilyUnavailable
+from launch.supervisor.policy import Stop
 from lustrain.problem import UNREACHABLE, USAGE, UserError
 from node_setup.fleet.faults import LOST as CONNECTION_LOST
-from node_setup.fleet.faults import Fault
+from node_setup.fleet.faults import TIMEOUT, Fault
 from node_setup.fleet.hosts import Node, Route
+from tests.launch.test_logs import looks
 from tests.launch.test_request import EC2, cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import journal
 from trainer.launch.ranks import FORWARDED
-from trainer.storage import open_store
+from trainer.storage import ObjectStore, StorageError, open_store
 
 RUN = "s3://bucket/runs/first"
 UNIT = unit_name(RUN, 3)
@@ -67,12 +76,24 @@ def test_variables_stand_on_no_command_line() -> None:
     assert lines[1] == 'TOKEN="\\$HOME\\`x\\`"'
     assert shlex.split(lines[0]) == ['PATH=/a "b"\\c']
     assert lines[-1] == 'LUSTRAIN_ATTEMPT="3"'
-    assert shlex.split(script.splitlines()[-1])[-18:-5] == [
+    assert shlex.split(script.splitlines()[-2])[-20:-5] == [
         *("python3", "-m", "trainer.launch.node", "--nnodes", "2", "--node-rank", "1"),
-        *("--master", "10.0.0.1:20003", "--roster", "a,b", "--nproc", "8"),
+        *("--master", "10.0.0.1:20003", "--roster", "a,b", "--nproc", "8", "--output-limit", "209715200"),
     ]
     with pytest.raises(UserError):
         check_variables({"PATH": "a\nTOKEN=b"})
+
+
+def test_node_keeps_the_newest_logs_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_unit, "LOG_FOLDER", str(tmp_path))
+    monkeypatch.setattr(ssh_unit, "KEPT_LOGS", 3)
+    names = [f"{unit_name(run, launch)}.log" for launch in (9, 10) for run in (RUN, f"{RUN}-b")]
+    for age, name in enumerate([*names, "journal.log"]):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    subprocess.run(["sh", "-c", ssh_unit.prune_script()], check=True)
+    # There is room for the one that starts now, and what is not ours stays.
+    assert {file.name for file in tmp_path.iterdir()} == {*names[:2], "journal.log"}
 
 
 def shown(active: str, sub: str, code: int = 0, status: int = 0) -> str:
@@ -104,6 +125,7 @@ def test_state_of_a_unit(text: str, state: NodeState) -> None:
         ([RUNNING, UNKNOWN], 1e9, "wait"),
         ([UNKNOWN, UNKNOWN], 1e9, "wait"),
         ([DONE, RUNNING], 180, "wait"),
+        ([DONE, STARTING], 180, "wait"),
         ([DONE, RUNNING], 181, "stop"),
         ([LOST, RUNNING], 35, "wait"),
         ([LOST, RUNNING], 36, "stop"),
@@ -151,6 +173,7 @@ def request_of(tmp_path: Path, **flags: Any) -> RunRequest:
 READY = Inspection("10.0.0.1", {})
 SILENT = Inspection("", {}, "unreachable: it did not answer within 10 s", "check it")
 OWN = Inspection("10.0.0.1", {UNIT: RUNNING})
+LATER = Inspection("10.0.0.1", {unit_name(RUN, 4): RUNNING})
 FOREIGN = Inspection("10.0.0.1", {unit_name("s3://bucket/runs/other", 1): RUNNING})
 
 
@@ -187,6 +210,16 @@ def test_cluster_without_a_scheduler_is_served_over_ssh(tmp_path: Path) -> None:
     assert plan.patience.unknown_s == 90
 
 
+@pytest.mark.parametrize(("mode", "lines"), [("spot", 2), ("owned", 1)])
+def test_end_of_a_run_says_that_rented_nodes_stay_on(tmp_path: Path, mode: str, lines: int) -> None:
+    where = cluster(**EC2, capacity={"mode": mode})
+    given = TrainFlags("config.toml", name="first", nodes="2")
+    request = resolve(given, config(tmp_path, global_batch=64), where)
+    submission = ssh.submission_of(request, Stop(EXIT_PEERS, "1 of 2 nodes are there"))
+    assert (len(submission.lines), submission.data["nodes_stay_rented"]) == (lines, lines == 2)
+    assert submission.code == EXIT_PEERS
+
+
 @pytest.mark.parametrize(
     ("flags", "path"),
     [
@@ -210,19 +243,90 @@ def test_nodes_are_recorded_whole(tmp_path: Path) -> None:
         ssh.recorded_nodes({"ssh": {"nodes": [{"name": "a"}]}}, RUN)
 
 
-def test_process_that_no_longer_owns_the_run_starts_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def registered(tmp_path: Path) -> ObjectStore:
+    """The store of a run that this process has requested."""
     request = request_of(tmp_path)
     local = RunRequest(str(tmp_path / "first"), *list(vars(request).values())[1:])
-    store = register_run(local, resume=False, files={})
-    ours = ssh.OwnedJournal(store)
+    return register_run(local, resume=False, files={})
+
+
+def request_again(store: ObjectStore, key: str) -> None:
+    """Put a request that differs from ours."""
+    body = json.loads(store.read(journal.REQUEST)[0])
+    changed = body[key] + 1 if key == "asked" else f"another-{body[key]}"
+    store.put(journal.REQUEST, json.dumps(body | {key: changed}).encode())
+
+
+# Two containers may share a host's name and a process's number.
+@pytest.mark.parametrize("key", ["host", "pid", "asked"])
+def test_process_that_no_longer_owns_the_run_starts_nothing(registered: ObjectStore, key: str) -> None:
+    ours = ssh.OwnedJournal(registered, lambda nodes: None)
     assert ours.read() == ([], "")
     assert ours.begin(["a"], []) == 1
-    body = (tmp_path / "first" / journal.REQUEST).read_text()
-    store.put(journal.REQUEST, body.replace('"host": "', '"host": "another-').encode())
+    request_again(registered, key)
     for act in (ours.read, lambda: ours.begin(["a"], [])):
         with pytest.raises(Superseded):
             act()
-    assert len(journal.read(open_store(local.run))) == 1
+    assert len(journal.read(registered)) == 1
+
+
+def test_request_while_a_launch_begins_keeps_it_from_starting(registered: ObjectStore) -> None:
+    ours = ssh.OwnedJournal(registered, lambda nodes: request_again(registered, "host"))
+    with pytest.raises(Superseded):
+        ours.begin(["a"], [])
+
+
+def test_launch_whose_nodes_cannot_be_recorded_does_not_begin(registered: ObjectStore) -> None:
+    def fail(nodes: Sequence[str]) -> None:
+        raise StorageError("the store is full")
+
+    with pytest.raises(TemporarilyUnavailable):
+        ssh.OwnedJournal(registered, fail).begin(["a"], [])
+    assert journal.read(registered) == []
+
+
+A, B, C = Node("a", "10.0.0.1"), Node("b", "10.0.0.2"), Node("c", "10.0.0.3")
+I1, I2 = Node("a", "10.0.0.1", instance_id="i-1"), Node("a", "10.0.0.1", instance_id="i-2")
+OTHER_ROUTE, RENAMED = replace(I1, route=Route("bob", key="~/.ssh/bob"), group="b"), replace(I1, name="i-1")
+MACHINES = {"backend": "machines", "slurm": None, "nodes": {"addresses": ["a", "b"]}}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "listed", "found"),
+    [
+        ([I1], [OTHER_ROUTE], OTHER_ROUTE),
+        ([I1], [RENAMED], RENAMED),
+        # Its name and address are its successor's by now.
+        ([I1], [I2], I1),
+        ([I1], [], I1),
+        ([], [I1], I1),
+        ([B], [A], A),
+        ([B], [], None),
+    ],
+)
+def test_launch_is_looked_for_by_the_route_of_today(recorded: list[Node], listed: list[Node], found: Node) -> None:
+    on = cluster(**EC2)
+    submitted = {"ssh": {"nodes": [ssh.as_record(node) for node in recorded], **ssh.place_of(on)}}
+    if found is None:
+        with pytest.raises(UserError) as error:
+            ssh.nodes_of_launch(["a"], submitted, RUN, on, listed)
+        assert [problem.path for problem in error.value.problems] == ["--resume"]  # type: ignore[attr-defined]
+    else:
+        assert ssh.nodes_of_launch(["a"], submitted, RUN, on, listed) == [found]
+
+
+@pytest.mark.parametrize("other", [EC2 | {"nodes": {"auto_scaling_groups": ["b"]}}, EC2 | {"region": "eu-west-1"}])
+def test_cluster_elsewhere_does_not_tell_that_an_instance_ended(other: dict[str, Any]) -> None:
+    submitted = {"ssh": {"nodes": [ssh.as_record(I1)], **ssh.place_of(cluster(**EC2))}}
+    with pytest.raises(UserError):
+        ssh.nodes_of_launch(["a"], submitted, RUN, cluster(**other), [])
+
+
+def test_only_what_ec2_calls_ended_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_nodes, "ended_instances", lambda cluster, ids: {"i-1"} & set(ids))
+    assert ended_nodes(cluster(**EC2), [I1, I2, A]) == {I1}
+    assert ended_nodes(cluster(**MACHINES), [I1, A]) == set()
 
 
 class ScriptedNodes:
@@ -234,8 +338,15 @@ class ScriptedNodes:
         self.inspections: dict[str, Inspection] = {}
         self.refuses: set[str] = set()
         """Nodes that start nothing."""
+        self.silent_starts: set[str] = set()
+        """Nodes whose answer to a start is lost."""
+
+    def close(self) -> None:
+        pass
 
     def run(self, node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = 0) -> str:
+        if "systemd-run" in script and node.name in self.silent_starts:
+            raise Fault(TIMEOUT, "it did not answer in time")
         if "systemd-run" in script and node.name in self.refuses:
             raise Fault(REFUSED, "Failed to start transient service unit")
         if "systemctl show" not in script:
@@ -264,12 +375,30 @@ class ScriptedNodes:
 
 
 class ShellNodes:
-    """Runs scripts in a shell of this machine."""
+    """Runs scripts in shells of this machine, those of several nodes side by side: each waits for the others' first one."""
+
+    def __init__(self, together: int = 1) -> None:
+        self._first = threading.Barrier(together)
+        self.silent: set[str] = set()
+
+    def each(self, nodes: Iterable[Node], work: Callable[[Node], Any]) -> dict[Node, Any]:
+        def safely(node: Node) -> Any:
+            try:
+                return work(node)
+            except Fault as fault:
+                return fault
+
+        listed = list(nodes)
+        with ThreadPoolExecutor(len(listed)) as pool:
+            return dict(zip(listed, pool.map(safely, listed), strict=True))
 
     def read(self, node: Node, script: str, *, root: bool = False) -> bytes:
         return subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout
 
     def run(self, node: Node, script: str) -> str:
+        self._first.wait(60)
+        if node.name in self.silent:
+            raise Fault(CONNECTION_LOST, "the connection broke")
         return self.read(node, script).decode()
 
 
@@ -280,19 +409,31 @@ def test_log_of_a_node_is_read_in_pieces_and_once(tmp_path: Path, monkeypatch: p
     first.write_bytes(b"one \xff\ntwo\n")
     second.write_text("three\nfou")
     (tmp_path / f"{unit_name('s3://bucket/other/first', 1)}.log").write_text("of another run\n")
-    whole, part = ssh.NodeLog(A, RUN, None), ssh.NodeLog(A, RUN, 2)
     nodes: Any = ShellNodes()
-    lines = [(line.launch, line.text) for line in whole.new_lines(nodes, last=False)]
-    assert lines == [(1, "one \ufffd"), (1, "two"), (2, "three")]
-    second.write_text("three\nfour")
-    assert [line.text for line in whole.new_lines(nodes, last=True)] == ["four"]
-    assert [line.text for line in part.new_lines(nodes, last=True)] == ["three", "four"]
+
+    def read(launch: int | None, more: Callable[[], bool]) -> Iterator[tuple[int | None, str]]:
+        return ((line.launch, line.text) for line in ssh.read_node_logs(nodes, [A], RUN, launch, more))
+
+    followed = read(None, looks(lambda: None, lambda: second.write_text("three\nfour")))
+    assert list(followed) == [(1, "one \ufffd"), (1, "two"), (2, "three"), (2, "four")]
+    assert list(read(2, looks())) == [(2, "three"), (2, "four")]
     first.unlink()
     second.unlink()
-    assert list(ssh.NodeLog(A, RUN, None).new_lines(nodes, last=True)) == []
+    assert list(read(None, looks())) == []
 
 
-A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
+def test_logs_are_read_side_by_side_and_a_silent_node_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssh, "LOG_FOLDER", str(tmp_path))
+    (tmp_path / f"{unit_name(RUN, 1)}.log").write_text("one\n")
+    nodes: Any = ShellNodes(together=2)
+    nodes.silent = {"b"}
+    lines = ssh.read_node_logs(nodes, [A, B], RUN, None, looks(lambda: None, nodes.silent.clear))
+    assert [line.source for line in lines] == ["a", "b"]
+    assert capsys.readouterr().err.count("b: its log cannot be read") == 1
+
+
 UP, ENDED_75 = shown("active", "running"), shown("failed", "failed", 1, EXIT_PEERS)
 
 
@@ -311,7 +452,9 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExec
         monkeypatch.setattr(SshExecutor, "sleep", sleep)
         variables: Mapping[str, str] = {}
         plan = SshPlan(run, f"{run}/c", "python3", 1, 20_000, variables, PATIENCE, 120)
-        return SshExecutor(plan, nodes, lambda: listed, lambda used: None, log.append, lambda: now[0])  # type: ignore[arg-type]
+        return SshExecutor(
+            plan, nodes, lambda: listed, lambda silent: set(silent) - set(listed), log.append, lambda: now[0]
+        )  # type: ignore[arg-type]
 
     yield make
     for number, handler in before.items():
@@ -375,15 +518,148 @@ def test_node_that_starts_nothing_is_blamed_and_its_peer_stopped(
     assert "Failed to start transient service unit" in record["said"]
     assert ("a", f"systemctl kill --kill-who=main --signal=TERM {unit}.service") in nodes.scripts
     (start,) = [script for name, script in nodes.scripts if name == "a" and "systemd-run" in script]
-    assert "--master 10.0.0.1:20001 --roster a,b" in start
+    assert "--master 10.0.0.1:20002 --roster a,b" in start
 
 
 def test_nodes_that_are_silent_or_busy_are_left_out(following: Callable[..., SshExecutor]) -> None:
     nodes, log = ScriptedNodes(), list[str]()
     c, d = Node("c", "10.0.0.3"), Node("d", "10.0.0.4")
-    nodes.inspections = {"b": SILENT, "c": FOREIGN, "d": OWN}
-    executor = following(nodes, [A, B, c, d], log)
+    nodes.inspections = {"b": SILENT, "c": FOREIGN, "d": OWN, "e": LATER}
+    executor = following(nodes, [A, B, c, d, Node("e", "10.0.0.5")], log)
+    executor.newest_launch = 3
     assert executor.healthy_nodes() == executor.healthy_nodes() == ["a"]
-    assert [line.partition(" is left out: ")[0] for line in log] == ["b", "c", "d"]
-    # What is left of an earlier launch of this run is ended, and nothing of another run's.
+    assert [line.partition(" is left out: ")[0] for line in log] == ["b", "c", "d", "e"]
+    # What is left of an earlier launch of this run is ended, and nothing of another run's, or of another supervisor's.
     assert {script for _, script in nodes.scripts} == {f"systemctl kill --kill-who=main --signal=TERM {UNIT}.service"}
+
+
+def test_launch_whose_start_got_no_answer_is_waited_for(following: Callable[..., SshExecutor]) -> None:
+    gone = shown("inactive", "dead")
+    nodes = ScriptedNodes(
+        a=[UP, *[UP] * 8, shown("active", "exited", 1)], b=[*[gone] * 8, UP, shown("active", "exited", 1)]
+    )
+    nodes.silent_starts = {"b"}
+    executor = following(nodes, [A, B], [])
+    executor.healthy_nodes()
+    assert executor.run_launch(3, ["a", "b"]) == EXIT_DONE
+    assert not [script for _, script in nodes.scripts if "systemctl kill" in script]
+    # Ctrl-C while it starts is passed on once it is there, and once.
+    late = ScriptedNodes(a=[*[gone] * 8, UP, UP, shown("failed", "failed", 1, EXIT_REQUEUE)])
+    signalled = following(late, [A], [])
+    signal.raise_signal(signal.SIGINT)
+    assert signalled.follow(3, [A], age_s=0) == EXIT_REQUEUE
+    assert len([script for _, script in late.scripts if "--signal=TERM" in script]) == 1
+    # At some time no start is under way any more.
+    never = ScriptedNodes(a=[gone])
+    never.silent_starts = {"a"}
+    executor = following(never, [A], [])
+    executor.healthy_nodes()
+    assert executor.run_launch(3, ["a"]) == EXIT_PEERS
+
+
+def test_launcher_that_does_not_end_on_sigterm_is_killed_whole(following: Callable[..., SshExecutor]) -> None:
+    nodes = ScriptedNodes(a=[*[UP] * 40, shown("failed", "failed", 2, 9)], b=[ENDED_75])
+    assert following(nodes, [A, B], []).follow(3, [A, B]) == EXIT_FAILURE
+    kills = [script for name, script in nodes.scripts if name == "a" and "systemctl kill" in script]
+    assert kills[0] == f"systemctl kill --kill-who=main --signal=TERM {UNIT}.service"
+    assert set(kills[1:]) == {f"systemctl kill --kill-who=all --signal=KILL {UNIT}.service"}
+
+
+@pytest.mark.parametrize("age_s", [0, 1e6])
+def test_launch_that_another_process_is_about_to_start_is_waited_for(
+    following: Callable[..., SshExecutor], age_s: float
+) -> None:
+    gone, done = shown("inactive", "dead"), shown("active", "exited", 1)
+    nodes = ScriptedNodes(a=[*[gone] * 8, UP, done])
+    assert following(nodes, [A], []).follow(3, [A], age_s=age_s) == (EXIT_PEERS if age_s else EXIT_DONE)
+
+
+def test_taken_over_launch_is_followed_to_its_end_or_refused(
+    following: Callable[..., SshExecutor], tmp_path: Path
+) -> None:
+    on, store = cluster(**MACHINES), open_store(str(tmp_path / "first"))
+    unit = unit_name(store.uri, journal.begin(store, ["a", "b"], "test"))
+    ended = shown("active", "exited", 1).replace(UNIT, unit)
+    nodes = ScriptedNodes(a=[UP.replace(UNIT, unit), ended], b=[ended])
+    executor = following(nodes, [A, B], [], store.uri)
+    for known in ([], [A]):
+        # Nothing is recorded, as where the store failed.
+        with pytest.raises(UserError):
+            ssh.take_over(executor, store, store.uri, on, lambda listed=known: listed)  # type: ignore[misc]
+    assert "ended" not in journal.read(store)[0]
+    end = ssh.take_over(executor, store, store.uri, on, lambda: [A, B])
+    assert end is not None
+    assert (end.code, journal.read(store)[0]["code"]) == (EXIT_DONE, EXIT_DONE)
+    assert ssh.take_over(executor, store, store.uri, on, list) is None
+
+
+def test_stop_now_names_the_nodes_that_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answers(ScriptedNodes):
+        def run(self, node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = 0) -> str:
+            if node.name not in self.answers:
+                raise Fault(CONNECTION_LOST, "the connection broke")
+            return f"{UNIT}\n"
+
+    job = {"nodes": [ssh.as_record(node) for node in (A, B, C)], "current": ["a", "b"]}
+    monkeypatch.setattr(ssh, "Nodes", lambda: Answers(a=[], b=[]))
+    assert ssh.BACKEND.cancel(RUN, job) == [f"unit {UNIT} on a", f"unit {UNIT} on b"]
+    monkeypatch.setattr(ssh, "Nodes", lambda: Answers(a=[]))
+    with pytest.raises(UserError) as error:
+        ssh.BACKEND.cancel(RUN, job)
+    assert error.value.exit_code == UNREACHABLE
+    assert [line.partition(":")[0] for line in error.value.problems] == ["b"]
+
+
+class NodeFolders:
+    """A node's folders, in which its scripts run; systemd is two programs that write down how they were called."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        for constant in ("ENVIRONMENT_FOLDER", "LOG_FOLDER", "TRANSIENT"):
+            monkeypatch.setattr(ssh_unit, constant, str(root / constant))
+        (root / "TRANSIENT").mkdir()
+        (root / "bin").mkdir()
+        for program in ("systemctl", "systemd-run"):
+            (root / "bin" / program).write_text(f'#!/bin/sh\necho "{program} $*" >>{root}/calls\n')
+            (root / "bin" / program).chmod(0o755)
+
+    def unit(self, launch: int) -> None:
+        (self.root / "TRANSIENT" / f"{unit_name(RUN, launch)}.service").touch()
+
+    def run(self, script: str, stdin: str = "") -> int:
+        path = {"PATH": f"{self.root}/bin:{os.environ['PATH']}"}
+        return subprocess.run(["sh", "-c", script], input=stdin.encode(), env=path, check=False).returncode
+
+    def start(self, launch: int, variables: str) -> int:
+        launcher = Launcher(unit_name(RUN, launch), "ubuntu", "python3", RUN, f"{RUN}/c", ("a",), "10.0.0.1:2", 8, 120)
+        return self.run(start_script(launcher, 0), variables)
+
+    def calls(self) -> list[str]:
+        return (self.root / "calls").read_text().splitlines() if (self.root / "calls").exists() else []
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFolders:
+    return NodeFolders(tmp_path, monkeypatch)
+
+
+def test_start_keeps_variables_for_root_and_ends_earlier_launches(folders: NodeFolders) -> None:
+    folders.unit(2)
+    text = environment_text({"TOKEN": "x"}, 3)
+    assert folders.start(3, text) == 0
+    stop, _, start = folders.calls()
+    assert stop == f"systemctl stop {unit_name(RUN, 2)}.service"
+    assert {"--uid=ubuntu", "--property=KillMode=mixed"} <= set(start.split())
+    file = folders.root / "ENVIRONMENT_FOLDER" / f"{UNIT}.env"
+    assert (file.read_text(), file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (text, 0o600, 0o700)
+    folders.unit(3)
+    assert folders.run(remove_script(unit_name(RUN, 3))) == 0
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("there", "text"), [(3, None), (10, None), (2, 'PATH="/bin"\n'), (2, "")])
+def test_start_that_comes_late_or_broken_changes_no_unit(folders: NodeFolders, there: int, text: str | None) -> None:
+    folders.unit(there)
+    assert folders.start(3, environment_text({}, 3) if text is None else text) != 0
+    assert folders.calls() == []
+    assert list((folders.root / "ENVIRONMENT_FOLDER").iterdir()) == []

@@ -27,7 +27,7 @@ LEAVES = ("name", "reach.user", "reach.jump", "buckets.data", "buckets.checkpoin
 LEAVES += ("slurm.account", "slurm.qos", "kubernetes.context", "kubernetes.namespace", "kubernetes.service_account")
 
 
-def edited(path: str, value: str) -> dict[str, Any]:
+def edited(path: str, value: object) -> dict[str, Any]:
     cluster = copy.deepcopy(CLUSTER)
     table, _, key = path.rpartition(".")
     (cluster[table] if table else cluster)[key] = value
@@ -44,6 +44,23 @@ def test_names_addresses_and_repositories_are_taken() -> None:
         ("image_repository", "127.0.0.1:5000/team/trainer"),
     ):
         parse(edited(path, value))
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.5", "node_1.example.com", "ubuntu@node1:2222", "fd00::5", "::1", "[fd00::5]:2222", "0db8::10.0.0.5"],
+)
+def test_addresses_of_machines_are_taken(address: str) -> None:
+    assert parse(edited("nodes.addresses", [address])).nodes.addresses == (address,)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "a,b", "-oProxyCommand=x", "-x@a", "a b", "a%h", "fe80::1%$x", "$(reboot)", "a;b", "me@", "a:b"]
+)
+def test_address_that_is_a_list_or_an_option_is_refused(address: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(edited("nodes.addresses", [address]))
+    assert [line.startswith("cluster.nodes.addresses") for line in caught.value.problems] == [True]
 
 
 HOSTILE = ("", "-oProxyCommand=x", "a b", "\x1b[2J", "a\nb")

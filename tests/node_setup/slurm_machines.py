@@ -41,6 +41,8 @@ def report(name: str, host: BareHost, **more: Any) -> Report:
     """What the agent of that machine would tell, with 64 GiB and Debian 12's Slurm unless `more` says otherwise."""
     told = facts.collect(host) | {"host": name, "memory_mib": 65536, "cgroup": "v2", "offered": "22.05.8"}
     told |= {"munge_key": "0" * 64, "munge": "ok"}
+    idle = {"load": "not-found", "active": "inactive", "enabled": None}
+    told |= {"units": dict.fromkeys(facts.UNITS, idle)}
     return Report(Node(name, f"10.0.0.{int(name.lstrip('abcdefghijklmnopqrstuvwxyz')) + 10}"), told | more)
 
 
@@ -59,8 +61,8 @@ def cluster(groups: dict[str, Any] | None = None, slurm: dict[str, Any] | None =
     return parse(document | more)
 
 
-def found(there: Cluster, reports: list[Report]) -> list[Any]:
-    """Members, or problems, of these reports; nodes belong to the only group unless a report says more."""
+def members_or_problems(there: Cluster, reports: list[Report]) -> list[Any]:
+    """Nodes belong to the only group unless a report says more."""
     only = next(iter(there.groups)) if len(there.groups) == 1 else None
     told = [Report(_in(one.node, only), one.facts, one.clock_low_s, one.clock_high_s) for one in reports]
     controller = controller_of(there, [one.node for one in told])
@@ -69,7 +71,7 @@ def found(there: Cluster, reports: list[Report]) -> list[Any]:
 
 
 def machines(there: Cluster, reports: list[Report]) -> list[Member]:
-    made = found(there, reports)
+    made = members_or_problems(there, reports)
     assert all(isinstance(one, Member) for one in made), made
     return made
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.cluster import parse
 from lustrain.deployed import VARIABLE
 from lustrain.problem import UserError
 from node_setup.fleet.hosts import Route, parse_host
-from node_setup.fleet.inventory import Inventory, Source, inventory
+from node_setup.fleet.inventory import Inventory, Source, ended_instances, inventory
 
 
 def described(**changes: Any) -> dict[str, Any]:
@@ -270,6 +271,24 @@ class Sagemaker:
     def _page(self, status: str, **more: str) -> dict[str, Any]:
         one = {"InstanceGroupName": "train", "InstanceType": "ml.p5.48xlarge", "InstanceStatus": {"Status": status}}
         return {"ClusterNodeSummaries": [{**one, **more}]}
+
+
+class Ec2:
+    """One page with an instance in every state; https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html"""
+
+    def get_paginator(self, name: str) -> Ec2:
+        assert name == "describe_instances"
+        return self
+
+    def paginate(self, Filters: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        states = ("pending", "running", "shutting-down", "terminated", "stopping", "stopped")
+        yield {"Reservations": [{"Instances": [{"InstanceId": one, "State": {"Name": one}} for one in states]}]}
+
+
+def test_instance_has_ended_once_it_runs_nothing_or_is_forgotten() -> None:
+    cluster = parse(described(backend="ec2", nodes={"auto_scaling_groups": ["a"]}))
+    ids = ["pending", "running", "shutting-down", "terminated", "stopping", "stopped", "forgotten"]
+    assert ended_instances(cluster, ids, lambda service: Ec2()) == {"terminated", "stopped", "forgotten"}
 
 
 def test_nodes_that_do_not_run_are_left_out_with_a_note(written: Callable[..., str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from infra.plan.watch.alert_rules import ALERTS
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.host import Done
@@ -110,6 +111,23 @@ def test_each_metric_of_a_node_stands_in_the_docs(tmp_path: Path) -> None:
     assert names == set(re.findall(r"^\| `(lustrain_node_\w+)`", DOCS, re.MULTILINE))
 
 
+def test_mounts_of_one_file_system_are_summed() -> None:
+    stats = "read_bytes 2 samples [bytes] 1 9 {}\n"
+    reads = {
+        f"llite.{mount}.stats": stats.format(total)
+        for mount, total in (("ml-a-ffff8c4d0cd43800", 10), ("ml-a-ffff8c4d0cd44000", 5), ("ml-b-ffff8c4d0cd45000", 7))
+    }
+    osc = {f"osc.ml-{name}-OST0000-osc-ffff8c4d0cd43800.import": "    state: FULL\n" for name in "ab"}
+    found = values(render(readings({"lustre": {"parameters": {"llite.*.stats": reads, "osc.*.import": osc}}}, [])))
+    assert {
+        name: found.get(name) for name in ("lustre_read_bytes_total['ml-a']", "lustre_read_bytes_total['ml-b']")
+    } == {
+        "lustre_read_bytes_total['ml-a']": 15,
+        "lustre_read_bytes_total['ml-b']": 7,
+    }
+    assert [found.get(f"lustre_connections['FULL', 'ml-{name}']") for name in "ab"] == [1, 1]
+
+
 def test_node_without_hardware_has_no_series_of_it() -> None:
     found = {metric.name for metric in readings({"errors": [{"where": "gpu", "why": "hangs"}]}, []) if metric.samples}
     assert found == {"lustrain_node_settings", "lustrain_node_unread_facts"}
@@ -131,6 +149,8 @@ def test_agent_replaces_the_file_whole(agent: Path, tmp_path: Path) -> None:
     found = values((tmp_path / "lustrain.prom").read_text())
     assert sum(value for name, value in found.items() if name.startswith("settings[")) >= len(SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["lustrain.prom"]
+    # node_exporter runs as a user of its own.
+    assert (tmp_path / "lustrain.prom").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.slow
@@ -155,6 +175,13 @@ def test_timer_is_written_enabled_started_and_then_in_order() -> None:
     again = planner("metrics-timer")([SETTING], frozenset({SETTING.id}), applied(facts, said), Request())
     assert [line.status for line in again if isinstance(line, Remark)] == [Status.OK]
     assert len(again) == 1
+
+
+def test_stale_file_is_older_than_the_longest_tick() -> None:
+    (stale,) = (int(rule.expression.rpartition(">")[2]) for rule in ALERTS if rule.name == "NodeMetricsStale")
+    [minutes] = re.findall(r"^OnUnitInactiveSec=(\d+)min$", TIMER_UNIT, re.MULTILINE)
+    [longest] = re.findall(r"^TimeoutStartSec=(\d+)$", metrics_unit("/x"), re.MULTILINE)
+    assert int(minutes) * 60 + int(longest) < stale
 
 
 def test_timer_that_nobody_asks_for_is_stopped_and_removed() -> None:

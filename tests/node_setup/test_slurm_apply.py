@@ -5,18 +5,25 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pwd
+import stat
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lustrain.problem import UserError
+from lustrain.status import Status
 from node_setup.agent import verify
-from node_setup.agent.host import Done
+from node_setup.agent.host import TIMED_OUT, Done
 from node_setup.agent.model import Request
 from node_setup.agent.slurm import apply, health, paths, state
 from node_setup.agent.slurm.wanted import Awaited, File, Wanted, parse
+from node_setup.agent.verify import clock, lustre, settings
+from node_setup.agent.verify.expected import expected_hardware
+from node_setup.agent.verify.result import Result, to_json
 from tests.node_setup.agents import BareHost, silent
 
 CONF = File("slurm.conf", "ClusterName=lab\n")
@@ -24,17 +31,26 @@ NODES = Path(__file__).with_name("recorded") / "scontrol_nodes.txt"
 
 
 class Systemd(BareHost):
-    """A machine of whose programs there are systemctl and scontrol. `refuses` are units that end right after their start."""
+    """A machine of whose programs there are systemctl and scontrol.
 
-    def __init__(self, root: Path, refuses: Sequence[str] = ()) -> None:
+    `refuses` are units that end right after their start, and `mute` are those of which systemctl tells nothing; slurmctld
+    answers from its so-manieth `ping` on.
+    """
+
+    def __init__(self, root: Path, refuses: Sequence[str] = (), mute: Sequence[str] = (), pings: int = 1) -> None:
         super().__init__(root)
-        self.refuses = refuses
+        self.refuses, self.mute, self.pings = refuses, mute, pings
         self.active: dict[str, bool] = {}
         self.enabled: set[str] = set()
         self.restarts: list[str] = []
 
     def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
         unit = command[-1]
+        if command == ("scontrol", "ping"):
+            self.pings -= 1
+            return Done(int(self.pings > 0), "", "")
+        if command[:2] == ("systemctl", "show") and unit in self.mute:
+            return Done(TIMED_OUT, "", "systemctl did not end within 10 s")
         if command[:2] == ("systemctl", "show"):
             active, enabled = self.active.get(unit, False), unit in self.enabled
             shown = ("active" if active else "inactive", "enabled" if enabled else "disabled")
@@ -50,12 +66,14 @@ class Systemd(BareHost):
         return Done(0, "", "")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon counts as up at once here, and as not coming up after a blink."""
-    monkeypatch.setattr(apply, "STABLE_S", 0.0)
-    monkeypatch.setattr(apply, "STARTED_S", 0.01)
-    monkeypatch.setattr(apply, "POLL_S", 0.0)
+def passing_time() -> apply.Clock:
+    """A clock that only waiting moves."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return apply.Clock(lambda: now[0], sleep)
 
 
 def files_and_daemons(host: Systemd, *duties: str, check: bool = False) -> dict[str, str]:
@@ -63,7 +81,7 @@ def files_and_daemons(host: Systemd, *duties: str, check: bool = False) -> dict[
     wanted = Wanted(duties, (CONF,))
     planned = [
         step
-        for step in apply.steps(host, wanted)
+        for step in apply.steps(host, wanted, passing_time())
         if step.setting in ("slurm.file", "slurm.service") and step.target != "munge.service"
     ]
     return {row["target"]: row["status"] for row in apply.take_steps(planned, silent, check=check)}
@@ -107,6 +125,108 @@ def test_a_duty_that_went_elsewhere_ends_its_daemon(tmp_path: Path) -> None:
     files_and_daemons(host, "controller", "compute")
     assert files_and_daemons(host, "compute")["slurmctld.service"] == "changed"
     assert (host.active, host.enabled) == ({"slurmctld.service": False, "slurmd.service": True}, {"slurmd.service"})
+
+
+def test_a_daemon_that_cannot_be_asked_fails_its_end(tmp_path: Path) -> None:
+    """The former slurmctld may run on, and the step must not say that it does not."""
+    host = Systemd(tmp_path, mute=["slurmctld.service"])
+    assert files_and_daemons(host, "compute") == {"slurmctld.service": "failed"}
+
+
+@pytest.mark.parametrize(("pings", "status"), [(3, "changed"), (10_000, "failed")])
+def test_a_controller_counts_as_up_once_it_answers(tmp_path: Path, pings: int, status: str) -> None:
+    assert files_and_daemons(Systemd(tmp_path, pings=pings), "controller")["slurmctld.service"] == status
+
+
+@pytest.mark.parametrize(("content", "kept"), [("ClusterName=theirs\n", True), (f"{paths.HEADER}older\n", False)])
+def test_a_file_that_is_not_ours_is_kept_beside(tmp_path: Path, content: str, kept: bool) -> None:
+    host = Systemd(tmp_path)
+    host.write(paths.CONF, content, 0o640)
+    files_and_daemons(host, "compute")
+    copy = paths.CONF + apply.FORMER
+    assert (host.read(paths.CONF), host.read(copy)) == (CONF.content, content if kept else None)
+    if kept:
+        assert mode(host, copy) == 0o640
+        host.write(paths.CONF, "ClusterName=another\n")
+        files_and_daemons(host, "compute")
+        assert host.read(copy) == content, "the first copy stays"
+
+
+def mode(host: Systemd, path: str) -> int:
+    return stat.S_IMODE(host.path(path).stat().st_mode)
+
+
+OLD, NEW = b"o" * 1024, b"n" * 1024
+
+
+@pytest.fixture
+def munge_is_me(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", {"munge": account}.__getitem__)
+
+
+def key_row(host: Systemd, wanted: Wanted) -> dict[str, Any]:
+    (step,) = [step for step in apply.steps(host, wanted) if step.setting == "slurm.munge-key"]
+    return apply.take_steps([step], silent, check=False)[0]
+
+
+def joining(key: bytes | None, digest: bytes = NEW) -> Wanted:
+    return Wanted(("compute",), (), sha256(digest).hexdigest(), key)
+
+
+@pytest.mark.usefixtures("munge_is_me")
+def test_another_key_is_replaced_and_kept_beside(tmp_path: Path) -> None:
+    host = Systemd(tmp_path)
+    host.write_bytes(paths.MUNGE_KEY, OLD, 0o440)
+    assert key_row(host, joining(NEW))["status"] == "changed"
+    copy = paths.MUNGE_KEY + apply.FORMER
+    kept = {path: (host.path(path).read_bytes(), mode(host, path)) for path in (paths.MUNGE_KEY, copy)}
+    assert kept == {paths.MUNGE_KEY: (NEW, 0o400), copy: (OLD, 0o440)}
+    assert key_row(host, joining(None))["status"] == "ok"
+
+
+@pytest.mark.usefixtures("munge_is_me")
+def test_a_key_that_others_may_read_is_put_right(tmp_path: Path) -> None:
+    host = Systemd(tmp_path)
+    host.write_bytes(paths.MUNGE_KEY, NEW, 0o444)
+    assert key_row(host, joining(None))["status"] == "changed"
+    assert (host.path(paths.MUNGE_KEY).read_bytes(), mode(host, paths.MUNGE_KEY)) == (NEW, 0o400)
+    assert not host.exists(paths.MUNGE_KEY + apply.FORMER)
+
+
+@pytest.mark.usefixtures("munge_is_me")
+@pytest.mark.parametrize("sent", [None, b"x" * 1024])
+def test_a_key_that_is_not_the_clusters_is_not_taken(tmp_path: Path, sent: bytes | None) -> None:
+    host = Systemd(tmp_path)
+    host.write_bytes(paths.MUNGE_KEY, OLD, 0o400)
+    assert key_row(host, joining(sent))["status"] == "failed"
+    assert host.path(paths.MUNGE_KEY).read_bytes() == OLD
+
+
+def test_a_key_of_another_user_is_not_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = pwd.getpwuid(os.getuid())
+    other = pwd.struct_passwd((*me[:2], me.pw_uid + 1, *me[3:]))
+    monkeypatch.setattr(pwd, "getpwnam", {"munge": other}.__getitem__)
+    host = Systemd(tmp_path)
+    host.write_bytes(paths.MUNGE_KEY, NEW, 0o400)
+    (step,) = [step for step in apply.steps(host, joining(None)) if step.setting == "slurm.munge-key"]
+    assert step.look() == f"0400 of uid {me.pw_uid}"
+
+
+@pytest.mark.usefixtures("munge_is_me")
+def test_munge_owes_a_restart_before_its_key_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is killed between the two leaves the restart to the next run."""
+    host, write = Systemd(tmp_path), Systemd.write_bytes
+
+    def killed(self: Systemd, path: str, content: bytes, bits: int) -> None:
+        if path == paths.MUNGE_KEY:
+            raise KeyboardInterrupt
+        write(self, path, content, bits)
+
+    monkeypatch.setattr(Systemd, "write_bytes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        key_row(host, joining(NEW))
+    assert json.loads(host.read(paths.RESTART_OWED) or "[]") == ["munge.service"]
 
 
 def request(**more: Any) -> str:
@@ -164,22 +284,46 @@ def test_nodes_are_waited_for_until_all_have_registered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node_state", "document", "drained"),
-    [("IDLE", {"cluster": "lab"}, True), ("IDLE+DRAIN", {"cluster": "lab"}, False), ("IDLE", {}, False)],
+    ("node_state", "document", "check", "drained", "status"),
+    [
+        ("IDLE", {"cluster": "lab"}, "gpu-count", True, 0),
+        ("IDLE+DRAIN", {"cluster": "lab"}, "gpu-count", False, 0),
+        (None, {"cluster": "lab"}, "gpu-count", False, 1),
+        ("IDLE", {}, "gpu-count", False, 0),
+        *[("IDLE", {"cluster": "lab"}, shared, False, 0) for shared in sorted(health.SHARED)],
+        ("IDLE", {"cluster": "lab"}, "lustre-mount", True, 0),
+    ],
 )
 def test_an_unfit_node_drains_itself_once_it_was_tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_state: str, document: dict[str, Any], drained: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node_state: str | None,
+    document: dict[str, Any],
+    check: str,
+    drained: bool,
+    status: int,
 ) -> None:
-    """The reason of one that is drained already is a person's, perhaps, and stays."""
-    name, reason = os.uname().nodename.partition(".")[0], "lustrain: gpu-count: 1 of 8 GPUs are missing; action=REPLACE"
-    monkeypatch.setattr(verify, "verify", lambda *given: ({"drain": reason}, 2))
+    """The reason of one that is drained already, or may be, is a person's, perhaps, and stays. What all nodes share drains
+    none of them."""
+    name, reason = os.uname().nodename.partition(".")[0], f"lustrain: {check}: broken; action=NONE"
+    results = [Result("boot", Status.OK, "as planned"), Result(check, Status.FAILED, "broken")]
+    told = {"drain": reason, "results": json.loads(json.dumps([to_json(result) for result in results]))}
+    monkeypatch.setattr(verify, "verify", lambda *given: (told, 2))
 
     class Node(BareHost):
         def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
             self.ran.append(tuple(command))
+            if node_state is None:
+                return Done(TIMED_OUT, "", "scontrol did not end within 30 s")
             return Done(0, f"NodeName={name} State={node_state}\n", "")
 
     host = Node(tmp_path)
     result, code = health.check(host, {}, Request(document=document))
     update = ("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
-    assert (result["drained"], update in host.ran, code) == (reason if drained else None, drained, 0)
+    assert (result["drained"], update in host.ran, code) == (reason if drained else None, drained, status)
+
+
+def test_shared_checks_go_by_the_names_that_verify_gives() -> None:
+    expected, request_ = expected_hardware({}, Request()), Request()
+    names = {module_check({}, expected, request_).check for module_check in (clock.clock, lustre.targets)}
+    assert names | {settings.APART["lustre-stripe"]} == health.SHARED

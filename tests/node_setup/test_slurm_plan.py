@@ -11,7 +11,9 @@ from lustrain.problem import UserError
 from node_setup.agent.slurm import facts
 from node_setup.slurm import conf
 from node_setup.slurm.members import Member, Report
-from tests.node_setup.slurm_machines import GROUP, cluster, found, machines, plant, report, small_machines
+from tests.node_setup.slurm_machines import GROUP, cluster, machines, members_or_problems, plant, report, small_machines
+
+UNITS = {unit: {"active": "inactive"} for unit in facts.UNITS}
 
 
 @pytest.fixture
@@ -86,6 +88,9 @@ def test_a_login_node_gets_the_programs_and_runs_no_jobs(small: list[Report]) ->
         (2, {"host": "node1"}, "host name of node2"),
         (2, {"host": "localhost"}, "host name of node2"),
         (2, {"conf": {"ours": False, "cluster": "theirs"}}, "/etc/slurm/slurm.conf of node2"),
+        (2, {"units": UNITS | {"slurmd.service": {"active": "active"}}}, "slurmd.service of node2"),
+        (2, {"units": UNITS | {"slurmctld.service": {"active": "reloading"}}}, "slurmctld.service of node2"),
+        (2, {"units": UNITS | {"slurmd.service": {"active": None}}}, "slurmd.service of node2"),
         (2, {"cpu": None}, "processors and memory of node2"),
         (2, {"gpus": [{"minor": 0, "type": "h100", "cores": []}]}, "GPUs of node2"),
     ],
@@ -95,14 +100,34 @@ def test_what_keeps_a_machine_out_is_one_line(
 ) -> None:
     one = small[number - 1]
     small[number - 1] = Report(one.node, one.facts | facts_)
-    lines = found(cluster(), small)
+    lines = members_or_problems(cluster(), small)
     assert path in [line.path for line in lines]
     assert all("fix: " in line for line in lines)
 
 
-def test_an_older_node_within_two_releases_is_let_in(small: list[Report]) -> None:
-    small[0] = Report(small[0].node, small[0].facts | {"offered": "23.11.4"})
-    assert all(isinstance(one, Member) for one in found(cluster(), small))
+def test_a_running_daemon_of_our_slurm_is_let_in(small: list[Report]) -> None:
+    ours = {"conf": {"ours": True, "cluster": "lab"}, "units": UNITS | {"slurmd.service": {"active": "active"}}}
+    small[1] = Report(small[1].node, small[1].facts | ours)
+    assert all(isinstance(one, Member) for one in members_or_problems(cluster(), small))
+
+
+@pytest.mark.parametrize(
+    ("controller", "node", "fits"),
+    [
+        ("23.11.4", "22.05.8", True),
+        ("24.05.1", "22.05.8", False),
+        ("24.11.1", "23.02.7", True),
+        ("25.05.0", "23.11.4", True),
+        ("25.05.0", "23.02.7", False),
+    ],
+)
+def test_a_node_may_be_as_old_as_its_controller_bears(
+    small: list[Report], controller: str, node: str, fits: bool
+) -> None:
+    """The controllers before 24.11 bear two older releases, the later ones three."""
+    small = [Report(one.node, one.facts | {"offered": node if at else controller}) for at, one in enumerate(small)]
+    lines = [line.path for line in members_or_problems(cluster(), small) if not isinstance(line, Member)]
+    assert lines == ([] if fits else ["Slurm of node2", "Slurm of node3"])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +135,9 @@ def test_an_older_node_within_two_releases_is_let_in(small: list[Report]) -> Non
 )
 def test_a_clock_counts_as_off_only_where_it_must_be(small: list[Report], low: float, high: float, off: bool) -> None:
     small[1] = Report(small[1].node, small[1].facts, low, high)
-    assert [line.path for line in found(cluster(), small) if not isinstance(line, Member)] == ["clock of node2"] * off
+    assert [line.path for line in members_or_problems(cluster(), small) if not isinstance(line, Member)] == [
+        "clock of node2"
+    ] * off
 
 
 @pytest.mark.parametrize(
@@ -121,7 +148,7 @@ def test_a_clock_counts_as_off_only_where_it_must_be(small: list[Report], low: f
     ],
 )
 def test_a_cluster_without_nodes_for_jobs_is_refused(small: list[Report], groups: Any, slurm: Any, path: str) -> None:
-    assert path in [line.path for line in found(cluster(groups, slurm), small)]
+    assert path in [line.path for line in members_or_problems(cluster(groups, slurm), small)]
 
 
 @pytest.mark.parametrize(

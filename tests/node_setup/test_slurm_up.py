@@ -44,6 +44,7 @@ class Sessions:
     banner: bytes = b""
     """What the controller's login shell prints."""
     calls: list[tuple[str, str, bytes]] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=lambda: {"node2": "IDLE", "node3": "IDLE"})
     lines: list[str] = field(default_factory=list)
     connections: dict[str, int] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -81,10 +82,14 @@ class Session:
         if verb == "slurm-facts":
             answer["slurm"] = self.sessions.facts[self.node]
         elif verb == "slurm-state":
-            idle = {"state": "IDLE", "gres": None, "reason": None}
-            answer["slurm"] = {"error": None, "nodes": {"node2": idle, "node3": idle}}
+            more = {"gres": None, "reason": None}
+            nodes = {name: {"state": state, **more} for name, state in self.sessions.states.items()}
+            answer["slurm"] = {"error": None, "nodes": nodes}
         else:
             status = int(self.node == self.sessions.failing)
+            body = json.loads(stdin)
+            if not body["check"] and (self.node == "node1" or body["munge_key"]):
+                self.sessions.facts[self.node]["munge_key"] = DIGEST
             answer["rows"] = [ROW | {"status": "failed" if status else "changed"}]
         return Completed(status, json.dumps(answer).encode(), b"")
 
@@ -94,10 +99,13 @@ class Session:
 
 @pytest.fixture
 def sessions(tmp_path: Path) -> Sessions:
-    units = {unit: {"active": "active"} for unit in ("munge.service", "slurmctld.service", "slurmd.service")}
-    told = {
-        report.node.name: {**report.facts, "munge_key": DIGEST, "units": units} for report in small_machines(tmp_path)
-    }
+    """Machines that have no key yet. Their daemons run already, so that they are in order after the run."""
+    daemons = {"node1": "slurmctld.service", "node2": "slurmd.service", "node3": "slurmd.service"}
+    told = {}
+    for report in small_machines(tmp_path):
+        units = report.facts["units"] | {daemons[report.node.name]: {"active": "active"}}
+        ours = {"conf": {"ours": True, "cluster": "lab"}, "munge_key": None, "units": units}
+        told[report.node.name] = {**report.facts, **ours}
     return Sessions(told)
 
 
@@ -116,6 +124,7 @@ def bring_up(sessions: Sessions, *, check: bool = False) -> up.SlurmResult:
 
 ALL = ("node1", "node2", "node3")
 ASKED = [(name, "slurm-facts") for name in ALL]
+STATE = ("node1", "slurm-state")
 
 
 def test_all_are_asked_then_the_controller_is_changed_first(sessions: Sessions) -> None:
@@ -124,7 +133,7 @@ def test_all_are_asked_then_the_controller_is_changed_first(sessions: Sessions) 
     assert result.problems == {}
     head = [("node1", "slurm-apply"), ("node1", "slurm-facts"), ("node1", "cat")]
     others = [("node2", "slurm-apply"), ("node3", "slurm-apply")]
-    assert sessions.commands() == [*ASKED, *head, *others, ("node1", "slurm-state"), *ASKED]
+    assert sessions.commands() == [*ASKED, STATE, *head, *others, STATE, *ASKED]
 
 
 def test_the_key_goes_to_the_others_by_standard_input_alone(sessions: Sessions) -> None:
@@ -135,6 +144,64 @@ def test_the_key_goes_to_the_others_by_standard_input_alone(sessions: Sessions) 
         ("node3", "slurm-apply"),
     ]
     assert not any(encoded.decode() in line or KEY.hex() in line for line in sessions.lines)
+
+
+def test_the_key_goes_only_where_it_is_missing(sessions: Sessions) -> None:
+    for name in ("node1", "node2"):
+        sessions.facts[name]["munge_key"] = DIGEST
+    bring_up(sessions)
+    bodies = {node: json.loads(stdin) for node, verb, stdin in sessions.calls if verb == "slurm-apply"}
+    assert [bool(bodies[name]["munge_key"]) for name in ("node2", "node3")] == [False, True]
+    assert {bodies[name]["munge_digest"] for name in ("node2", "node3")} == {DIGEST}
+
+
+def test_no_key_is_read_where_all_have_it(sessions: Sessions) -> None:
+    for facts in sessions.facts.values():
+        facts["munge_key"] = DIGEST
+    assert bring_up(sessions).problems == {}
+    assert ("node1", "cat") not in sessions.commands()
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("state", "refused"),
+    [
+        ("ALLOCATED", True),
+        ("MIXED+DRAIN", True),
+        ("IDLE+COMPLETING", True),
+        ("IDLE+DRAIN", False),
+        ("DOWN+COMPLETING+NOT_RESPONDING", False),
+    ],
+)
+def test_a_node_with_jobs_is_not_taken_out(sessions: Sessions, state: str, refused: bool, check: bool) -> None:
+    sessions.states |= {"node2": "ALLOCATED", "node4": state}
+    if not refused:
+        bring_up(sessions, check=check)
+        return
+    with pytest.raises(UserError) as error:
+        bring_up(sessions, check=check)
+    assert error.value.problems[0].path == "Slurm's node node4"
+    assert sessions.commands() == [*ASKED, STATE]
+
+
+@pytest.mark.parametrize(
+    ("joins", "former", "asked"),
+    [(True, "node2", ["node2"]), (False, "node2", ["node1", "node2"]), (False, None, ["node1"])],
+    ids=["a new machine", "one of its nodes", "the former one has left the Cluster"],
+)
+def test_a_controller_with_jobs_is_not_moved(
+    sessions: Sessions, joins: bool, former: str | None, asked: list[str]
+) -> None:
+    head = sessions.facts["node1"]
+    head["units"] |= {"slurmctld.service": {"active": "inactive"}}
+    head["conf"] = None if joins else head["conf"]
+    if former:
+        sessions.facts[former]["units"] |= {"slurmctld.service": {"active": "active"}}
+    sessions.states["node3"] = "MIXED"
+    with pytest.raises(UserError) as error:
+        bring_up(sessions)
+    assert [line.path for line in error.value.problems if line.path] == ["Slurm's node node3"]
+    assert sessions.commands() == [*ASKED, *[(name, "slurm-state") for name in asked]]
 
 
 def test_a_look_reads_no_key_and_asks_for_no_change(sessions: Sessions) -> None:
@@ -164,7 +231,7 @@ def test_where_the_controller_fails_the_others_are_not_begun(sessions: Sessions)
     sessions.failing = "node1"
     result = bring_up(sessions)
     assert [outcome.kind for outcome in result.outcomes] == [ANSWERED, NOT_BEGUN, NOT_BEGUN]
-    assert sessions.commands() == [*ASKED, ("node1", "slurm-apply")]
+    assert sessions.commands() == [*ASKED, STATE, ("node1", "slurm-apply")]
 
 
 def test_a_key_that_came_over_changed_is_given_to_nobody(sessions: Sessions) -> None:
@@ -176,7 +243,7 @@ def test_a_key_that_came_over_changed_is_given_to_nobody(sessions: Sessions) -> 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_machine_that_falls_silent_afterwards_is_one_line(sessions: Sessions, name: str) -> None:
-    asked = {"node1": 6, "node2": 3, "node3": 3}
+    asked = {"node1": 7, "node2": 3, "node3": 3}
     sessions.silent = lambda node, call: node == name and call == asked[name]
     result = bring_up(sessions)
     assert [outcome.kind for outcome in result.outcomes] == [ANSWERED] * 3

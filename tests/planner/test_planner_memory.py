@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.hardware import node_of
 from planner.memory import CPU, memory
 from planner.strategy import Strategy
 from planner.work import Recompute, Work
@@ -17,6 +21,7 @@ from trainer.config import PrecisionConfig
 BF16 = PrecisionConfig(mode="bf16")
 FP32 = PrecisionConfig()
 RANKS = 8
+PAGE = Path(__file__).parents[2] / "docs/train.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,3 +93,25 @@ def test_cuda_keeps_less_of_norms_than_the_cpu() -> None:
     work, strategy = Work(shape_of("8b"), 4096, 8, 1, 0, BF16), Strategy(1, 1)
     saved = 4 * work.tokens * work.shape.width * (2 * work.shape.layers + 1)
     assert memory(work, strategy, CPU).activations - memory(work, strategy).activations == saved
+
+
+def mesh_row(model: str, machine: str, settings: str, tokens: str) -> list[str]:
+    """Return what the page shows of a mesh: its memory in GB, and whether that fits."""
+    nodes, gpus, gpu_gb = re.fullmatch(r"(?:(\d+) nodes of )?(\d+) GPUs of (\d+) GB", machine).groups()  # type: ignore[union-attr]
+    given = {key: int(value) for key, value in re.findall(r"`(\w+) = (\d+)`", settings)}
+    shard, tensor = given["shard"], given.get("tensor", 1)
+    replicas = int(nodes or 1) * int(gpus) // (shard * tensor)
+    count = int(tokens.replace(",", ""))
+    work = Work(shape_of(model), count, 64, 1, given.get("loss_chunk", 0), BF16)
+    planned = memory(work, Strategy(replicas, shard, tensor, "full"))
+    node = replace(node_of("p5.48xlarge"), gpu_bytes=int(gpu_gb) * 10**9)
+    columns = (planned.state, planned.gathered, planned.activations, planned.working, planned.total)
+    return [*(f"{count / 1e9:.1f}" for count in columns), "yes" if planned.total <= node.usable_bytes else "no"]
+
+
+def test_page_shows_what_each_mesh_takes() -> None:
+    text = PAGE.read_text("utf-8").split("### Which mesh")[1].split("###")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| (`\w+`|70B) ", line)]
+    assert len(rows) >= 8
+    for model, machine, settings, tokens, *shown in rows:
+        assert shown == mesh_row(model.strip("`").lower(), machine, settings, tokens)

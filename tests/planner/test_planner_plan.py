@@ -13,7 +13,8 @@ from fabric.main import program
 import fabfile
 from lustrain.problem import UserError
 from planner import report
-from planner.hardware import node_of
+from planner.goodput import Losses, goodput
+from planner.hardware import FRAGMENTATION, RESERVED_BYTES, node_of
 from planner.plan import MOST_NODES, NODE_MTBF_S, mtbf_s, plan
 from planner.request import resolve_request, tokens_of
 from planner.step import efficiency_of, mfu, recomputed_share, step_time
@@ -64,6 +65,17 @@ def test_step_time_is_computation_and_what_waits() -> None:
     assert slower.exposed > 10 * eight.exposed > 0
 
 
+def test_tensor_ranks_of_two_nodes_wait_for_the_network() -> None:
+    work, node = Work(shape_of("8b"), 4096, 64, 1, 0, BF16), node_of("p5.48xlarge")
+    slow = replace(node, network_gb_s=node.network_gb_s / 100)
+    eight, sixteen = (
+        [step_time(work, Strategy(1, 1, ranks), each, nodes, 0.5).exposed for each in (node, slow)]
+        for ranks, nodes in ((8, 1), (16, 2))
+    )
+    assert eight[0] == eight[1]
+    assert sixteen[1] > 10 * sixteen[0] > 0
+
+
 def test_sharding_within_nodes_spares_a_slow_network() -> None:
     work, node = Work(shape_of("1b"), 2048, 512, 1, 0, BF16), node_of("g5.48xlarge")
     ddp, hsdp, fsdp = (step_time(work, one, node, 8, 0.5) for one in (Strategy(64, 1), Strategy(8, 8), Strategy(1, 64)))
@@ -93,6 +105,34 @@ def test_tensor_ranks_are_planned_where_the_model_can_be_split(files: Files) -> 
     assert refused(files, set=("parallel.tensor=16", "parallel.shard=1"))[0] == "task.model.kv_heads"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "kind", "shard"),
+    [
+        (Strategy(16, 1), "DDP", 1),
+        (Strategy(1, 16), "FSDP2", 0),
+        (Strategy(2, 8), "HSDP", 8),
+        (Strategy(1, 1, 8), "TP", 1),
+        (Strategy(2, 1, 8), "TP+DDP", 1),
+        (Strategy(1, 2, 8), "TP+FSDP2", 0),
+        (Strategy(2, 2, 4), "TP+HSDP", 2),
+    ],
+)
+def test_strategy_is_named_by_what_is_sharded(strategy: Strategy, kind: str, shard: int) -> None:
+    """All data ranks are `parallel.shard = 0`, which holds on other numbers of nodes too."""
+    assert (strategy.kind, strategy.settings["parallel.shard"]) == (kind, shard)
+
+
+def test_too_few_micro_batches_names_tensor_ranks(files: Files) -> None:
+    few = {"nodes": "1", "set": ("train.global_batch=2", "task.model.kv_heads=4")}
+    path, fix = refused(files, **few)
+    assert path == "--nodes"
+    assert "--set parallel.tensor=4" in fix
+    assert "fewer nodes" not in fix
+    made = files.plan(**few | {"set": (*few["set"], "parallel.tensor=4", "parallel.shard=1")})
+    assert made.best.strategy.tensor == 4
+    assert "too few micro-batches" in "\n".join(report.lines(made))
+
+
 def test_efficiency_explains_the_time_that_it_gives() -> None:
     work, node = Work(shape_of("8b"), 4096, 512, 1, 0, BF16), node_of("p4d.24xlarge")
     for strategy in (Strategy(32, 1), Strategy(1, 32), Strategy(4, 8, recompute="full")):
@@ -117,10 +157,14 @@ def test_cost_is_time_by_rate_and_storage(files: Files) -> None:
     assert spot.rate.usd_hour == 20
     assert spot.goodput < on_demand.goodput
     assert block.rate.usd_hour == 31.464
+    # AWS's own list, the user's figure, and what a blog reports.
+    assert [outcome.rate.origin.split()[0] for outcome in (on_demand, spot, block)] == ["list", "as", "reported"]
     assert training.usd is training.rate.usd_hour is None
     per_million = on_demand.usd_per_million(1e12)
     assert per_million is not None
     assert per_million == pytest.approx((on_demand.usd or 0) / 1e6)
+    more = files.plan(set=("checkpoint.keep_last=9",)).storage.s3_usd_hour / made.storage.s3_usd_hour
+    assert more == pytest.approx(9 / made.request.checkpoint.keep_last)
 
 
 def test_checkpoint_follows_from_parameters_and_rates(files: Files) -> None:
@@ -135,6 +179,17 @@ def test_checkpoint_follows_from_parameters_and_rates(files: Files) -> None:
     sharded = files.plan(store_gb_s="4", set=("train.micro_batch=2",))
     assert sharded.best.strategy.kind == "FSDP2"
     assert sharded.checkpoints.restore_s == pytest.approx(size / 4 / 4e9)
+
+
+def test_goodput_counts_the_restore_as_part_of_a_restart(files: Files) -> None:
+    slow = files.plan(mtbf_hours="1", store_gb_s="0.2", restart_s="0")
+    losses = Losses(3600, slow.checkpoints.restore_s, slow.checkpoints.stall_s, slow.checkpoints.commit_s)
+    assert slow.outcomes[0].goodput == pytest.approx(goodput(slow.outcomes[0].trainers_interval_s, losses))
+
+
+def test_part_of_a_gpus_memory_is_not_for_tensors() -> None:
+    node = node_of("p5.48xlarge")
+    assert node.usable_bytes == int((node.gpu_bytes - RESERVED_BYTES) * (1 - FRAGMENTATION)) < 0.94 * node.gpu_bytes
 
 
 def test_nodes_fail_and_spot_is_taken_away_as_well(files: Files) -> None:
@@ -186,6 +241,15 @@ def test_measured_run_gives_its_own_step_time_back(files: Files) -> None:
     again = step_time(request.work, strategy, request.node, 2, request.efficiency)
     assert again.total == pytest.approx(21.5, rel=1e-6)
     assert request.efficiency_origin.startswith("measured")
+
+
+def test_steps_of_the_last_start_alone_are_measured(files: Files) -> None:
+    run = Path(write_run(files, 5.0, 16, steps=80, train__activation_checkpointing="full"))
+    later = [{"step": step, "attempt": 2, "world_size": 16, "step_seconds": 21.5} for step in range(81, 111)]
+    (run / PartName(2, 0).key(STEPS)).write_bytes(b"".join(map(encode, later)))
+    request = resolve_request(files.flags(run=str(run)))
+    again = step_time(request.work, Strategy(1, 16, recompute="full"), request.node, 2, request.efficiency)
+    assert again.total == pytest.approx(21.5, rel=1e-6)
 
 
 def test_json_holds_the_plan(files: Files, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +343,16 @@ def test_model_that_no_change_helps_is_refused(files: Files) -> None:
 
 def test_run_of_something_else_is_refused(files: Files) -> None:
     assert refused(files, run=write_run(files, 5.0, 16, train__global_batch=256))[0] == "train.global_batch"
+
+
+def test_run_that_lacks_a_setting_is_refused(files: Files) -> None:
+    run = Path(write_run(files, 21.5, 16))
+    (run / "config.toml").write_bytes(encode_config(load(files.config, []), {"seq_len": 4096}))
+    with pytest.raises(UserError) as error:
+        files.plan(run=str(run))
+    assert "fingerprint.model.layers" in {line.path for line in error.value.problems}
+    (run / "config.toml").unlink()
+    assert refused(files, run=str(run))[0] == "--run"
 
 
 def test_first_steps_of_a_run_measure_nothing(files: Files) -> None:

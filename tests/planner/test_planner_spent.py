@@ -12,7 +12,7 @@ from lustrain.problem import UserError
 from planner.flags import RunCostFlags
 from planner.run_cost import run_cost
 from planner.spent import spent
-from tests.planner.requests import Files
+from tests.planner.requests import CLUSTER, Files
 from trainer.checkpoint.stored_config import encode as encode_config
 from trainer.config import load
 from trainer.launch.journal import attempt_key
@@ -33,21 +33,42 @@ GENERATIONS = {1: [record(step, 1) for step in range(1, 11)], 2: [record(step, 2
 
 
 def test_parts_and_projection_follow_the_nodes_and_their_time() -> None:
-    found = spent(LAUNCHES, GENERATIONS, 50, 36.0)
-    assert found.node_hours == pytest.approx(2.0)
-    assert found.usd == pytest.approx(72.0)
-    assert sum(share.usd for share in found.shares) == pytest.approx(found.usd)
-    assert {share.name: share.seconds for share in found.shares if share.seconds} == {
+    cost = spent(LAUNCHES, GENERATIONS, 50, 36.0)
+    assert cost.node_hours == pytest.approx(2.0)
+    assert cost.usd == pytest.approx(72.0)
+    assert sum(share.usd for share in cost.shares) == pytest.approx(cost.usd)
+    assert {share.name: share.seconds for share in cost.shares if share.seconds} == {
         "progress": 2500.0,
         "repeated steps": 200.0,
         "starts": 200.0,
-        "between attempts, after a lost node": 700.0,
+        "between launches, after a lost node": 700.0,
     }
-    assert found.goodput == pytest.approx(2500 / 3600)
+    assert cost.goodput == pytest.approx(2500 / 3600)
     # The second start, the time between, and the steps that were done over.
-    assert found.interruptions_usd == pytest.approx(72.0 * (100 + 700 + 200) / 3600)
-    assert (found.interruptions, found.step) == (1, 25)
-    assert (found.remaining_s, found.remaining_usd) == (pytest.approx(3600.0), pytest.approx(72.0))
+    assert cost.lost_usd == pytest.approx(72.0 * (100 + 700 + 200) / 3600)
+    assert (cost.interruptions, cost.step) == (1, 25)
+    assert (cost.remaining_s, cost.remaining_usd) == (pytest.approx(3600.0), pytest.approx(72.0))
+
+
+def test_goodput_is_that_of_the_run_after_a_roll_back() -> None:
+    """Steps 9 to 25 were done by generation 2 of the same launch; a roll back is no interruption."""
+    launch = {"attempt": 1, "nodes": ["a"], "started": 0.0, "ended": 3600.0, "code": 0, "start_s": 200.0}
+    cost = spent([launch | {"generation": 2, "generations": [1, 2]}], GENERATIONS, 50, 36.0)
+    assert cost.goodput == pytest.approx(2500 / 3600) == pytest.approx(cost.shares[0].seconds / 3600)
+    assert (cost.interruptions, cost.lost_usd) == (0, pytest.approx(36.0 * 200 / 3600))
+    undone = GENERATIONS | {2: GENERATIONS[2][:1]}
+    assert spent([launch | {"generations": [1, 2]}], undone, 50, 36.0).step == 9
+
+
+def test_time_after_a_stop_is_not_paid() -> None:
+    first, second = LAUNCHES[0] | {"code": 85}, LAUNCHES[1]
+    stopped = spent([first, second], GENERATIONS, 50, 36.0)
+    assert stopped.node_hours == pytest.approx(2.0 - 2 * 700 / 3600)
+    assert sum(share.usd for share in stopped.shares) == pytest.approx(stopped.usd)
+    assert next(share.usd for share in stopped.shares if share.name == "between launches, after a stop") == 0
+    assert (stopped.interruptions, stopped.remaining_s) == (0, pytest.approx(2900.0))
+    noticed = spent([first | {"noticed": ["a"]}, second], GENERATIONS, 50, 36.0)
+    assert (noticed.interruptions, noticed.node_hours) == (1, pytest.approx(2.0))
 
 
 def test_idle_nodes_are_paid_too() -> None:
@@ -86,6 +107,26 @@ def test_run_is_priced_as_the_cluster_pays(run: str, tmp_path: Path) -> None:
     lines, data = run_cost(RunCostFlags(run=run, instance_type="g6e.12xlarge", price=("on-demand=36",)))
     assert data["remaining_usd"] == pytest.approx(72.0)
     assert any("144.00 USD in all" in line for line in lines)
+
+
+def test_launch_without_an_end_is_not_billed_until_now(run: str) -> None:
+    path = Path(run) / attempt_key(2)
+    path.write_text(json.dumps({"version": 1, "by": "x", "attempt": 2, "nodes": ["a"], "started": 1800.0}))
+    lines, data = run_cost(RunCostFlags(run=run, instance_type="g6e.12xlarge", price=("on-demand=36",)))
+    assert data["usd"] == pytest.approx(36.0)
+    assert any(line.startswith("launch 2 ") for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["owned", "reservation", "mixed"])
+def test_capacity_without_a_price_has_to_be_given(run: str, tmp_path: Path, mode: str) -> None:
+    """The group's own capacity goes before the Cluster's, which is spot."""
+    cluster = Files(tmp_path).cluster(train=CLUSTER["groups"]["train"] | {"capacity": {"mode": mode}})
+    with pytest.raises(UserError) as error:
+        run_cost(RunCostFlags(run=run, cluster=cluster))
+    assert [line.path for line in error.value.problems] == ["--paid"]
+    _, data = run_cost(RunCostFlags(run=run, cluster=cluster, price=("capacity-block=36",)))
+    assert (data["rate"]["mode"], data["usd"]) == ("capacity-block", pytest.approx(72.0))
+    assert run_cost(RunCostFlags(run=run, cluster=cluster, paid="spot"))[1]["rate"]["mode"] == "spot"
 
 
 @pytest.mark.parametrize(

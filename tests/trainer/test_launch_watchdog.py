@@ -57,6 +57,18 @@ def test_a_rank_with_a_launcher_writes_when_its_step_began_on_the_clock_that_the
     assert MIN_HUNG_S < hangs <= now - before
 
 
+def test_age_of_a_step_is_0_between_steps() -> None:
+    now = [BEGAN]
+    clock = StepWatchdog(None, lambda: now[0])
+    assert clock.age_s() == 0.0
+    clock.start_step()
+    now[0] += 90.0
+    assert clock.age_s() == 90.0
+    clock.end_step(90.0)
+    now[0] += 600.0
+    assert clock.age_s() == 0.0
+
+
 def test_a_rank_without_a_launcher_writes_no_clock_and_a_missing_one_is_no_hang(tmp_path: Path) -> None:
     clock = StepWatchdog.of({})
     clock.start_step()

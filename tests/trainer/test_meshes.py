@@ -78,7 +78,7 @@ def test_any_mesh_goes_on_from_any_other(kinds: dict[str, MeshRuns], kind: str, 
 
 @pytest.mark.parametrize(
     "setting",
-    ["train.activation_checkpointing=selective", "parallel.reshard=false"],
+    ["train.activation_checkpointing=selective", "train.activation_checkpointing=full", "parallel.reshard=false"],
 )
 def test_what_is_freed_and_made_again_has_the_same_bits(kinds: dict[str, MeshRuns], setting: str) -> None:
     runs, run = kinds["split"], setting.replace("=", "-")

@@ -1,4 +1,4 @@
-"""Promises of votes: everyone is heard, nobody waits for the dead longer than agreed, nothing is kept for ever."""
+"""Promises of votes: everyone is heard, nobody waits for the dead longer than agreed, nothing is kept forever."""
 
 from __future__ import annotations
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
 from lustrain.problem import UserError
+from planner.strategy import Strategy
+from planner.work import Work
+from tests.planner.fake_training import peak_bytes
 from tests.trainer.token_sets import write_token_set
-from trainer.config import Config, TaskConfig
+from trainer.config import Config, PrecisionConfig, TaskConfig
 from trainer.data.shards import TokenSet
 from trainer.data.verified import ALONE, Ranks
 from trainer.run.start import open_data
 from trainer.tasks import language_model, make_task
-from trainer.tasks.language_model import LanguageModel
+from trainer.tasks.language_model import LOGIT_BYTES, LanguageModel
+from trainer.tasks.models import llama
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
 
@@ -95,6 +99,22 @@ def test_the_loss_is_summed_over_predicted_tokens(tmp_path: Path, vocab_size: in
     assert whole.count == sum(part.count for part in parts) == 6 * task.tokens_per_sample()
     assert float(whole.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in parts), rel=1e-5)
     assert float(whole.total.detach()) / whole.count == pytest.approx(math.log(vocab_size), rel=0.05)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
+def test_the_loss_holds_what_the_footprint_says(mode: Literal["fp32", "bf16"]) -> None:
+    """On fake tensors, so that a vocabulary which dwarfs all else costs nothing."""
+    shape = llama.LlamaShape(64, 1, 2, 2, 64, 100_000, tied=True)
+    work = Work(shape, 1024, 1, 1, 0, PrecisionConfig(mode=mode))
+    beside = 16 * work.parameters
+    assert peak_bytes(work, Strategy(1, 1)) - beside == pytest.approx(LOGIT_BYTES * 1024 * shape.vocab_size, rel=0.05)
+
+
+@pytest.mark.parametrize(("chunk", "tokens"), [(0, 96), (64, 64), (1000, 96)])
+def test_chunks_bound_the_logits_of_the_footprint(data: Path, tmp_path: Path, chunk: int, tokens: int) -> None:
+    task = task_for(data, loss_chunk=chunk, model={"vocab_size": 10**9, "layers": 1, "width": 64})
+    task.open(tmp_path / "cache")
+    assert task.footprint(3).activations == 96 * 64 * 2 + tokens * 10**9 * LOGIT_BYTES
 
 
 def test_a_set_without_held_out_text_has_nothing_to_evaluate(tmp_path: Path) -> None:

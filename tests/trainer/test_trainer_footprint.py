@@ -18,14 +18,14 @@ from lustrain.problem import UserError
 from tests.sharded import first_of
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
-from trainer.config import Config, ParallelConfig, PrecisionConfig
+from trainer.config import Config, ParallelConfig, PrecisionConfig, TaskConfig
 from trainer.parallel import World
 from trainer.parallel.fsdp import Sharded
 from trainer.parallel.mesh import ParallelDims
 from trainer.parallel.shards import local_chunk
 from trainer.run import footprint
 from trainer.run.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
-from trainer.tasks import Footprint
+from trainer.tasks import Footprint, make_task
 from trainer.tasks.models import llama, patchnet
 
 GB = 10**9
@@ -37,7 +37,7 @@ CONFIG = Config.model_validate(
     {
         "run": {"uri": "run"},
         "task": {"name": "language_model"},
-        "train": {"steps": 1, "global_batch": 8, "micro_batch": 8},
+        "train": {"steps": 1, "global_batch": 128, "micro_batch": 8},
     }
 )
 
@@ -132,6 +132,41 @@ def test_shards_divide_what_a_rank_holds(
     assert path is None or [line.path for line in refused.value.problems] == [path]
 
 
+@pytest.mark.parametrize(
+    ("batch", "parallel", "fits"), [(64, {"shard": 8}, True), (72, {"shard": 8}, False), (64, {}, False)], ids=str
+)
+def test_gradients_wait_for_a_second_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, batch: int, parallel: dict[str, object], fits: bool
+) -> None:
+    """With one micro-batch for each of 8 ranks, no gradient is there yet beside its activations, except in DDP's buckets."""
+    monkeypatch.setattr(footprint, "host_memory", lambda: None)
+    monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 80 * GB, 80 * GB))
+    world, held = World(0, 8, 0, torch.device("cuda", 0), HashStore()), 80 * GB * (8 if parallel else 1)
+    train = CONFIG.train.model_copy(update={"global_batch": batch})
+    config = CONFIG.model_copy(update={"train": train, "parallel": ParallelConfig.model_validate(parallel)})
+    need = Footprint(held // 32, 45 * GB, "task.model")
+    with nullcontext() if fits else pytest.raises(UserError):
+        check_memory(config, need, world, {}, built_whole=False)
+
+
+@pytest.mark.parametrize(("chunk", "fits"), [(4096, True), (0, False)])
+def test_8b_on_40_gb_is_refused_without_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, fits: bool
+) -> None:
+    """The mesh of docs/train.md: 32,768 tokens, which are 1,024 samples here."""
+    data = write_token_set(tmp_path / "set", {"train": b"the quick brown fox jumps over the lazy dog. "})
+    model = {"preset": "8b", "vocab_size": EIGHT_B.vocab_size}
+    given = {"name": "language_model", "data": str(data), "seq_len": 32, "loss_chunk": chunk, "model": model}
+    task = make_task(TaskConfig.model_validate(given), seed=1)
+    task.open(tmp_path / "cache")
+    monkeypatch.setattr(footprint, "host_memory", lambda: None)
+    monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 40 * GB, 40 * GB))
+    config = CONFIG.model_copy(update={"parallel": ParallelConfig(shard=4, tensor=2)})
+    world = World(0, 8, 0, torch.device("cuda", 0), HashStore())
+    with nullcontext() if fits else pytest.raises(UserError):
+        check_memory(config, task.footprint(1024), world, {}, built_whole=False)
+
+
 class Shaped:
     """The part of a Task that makes a Llama, without data."""
 
@@ -170,7 +205,7 @@ def bytes_of_weights(shape: llama.LlamaShape, shard: int, tensor: int) -> int:
     [(EIGHT_B, 4, 2), (SEVENTY_B, 8, 8)],
     ids=["8b, 4 x 2", "70B, 8 x 8"],
 )
-def test_weights_that_torch_allocates_are_a_quarter_of_what_is_counted(
+def test_allocated_weights_are_a_quarter_of_counted_bytes(
     monkeypatch: pytest.MonkeyPatch, shape: llama.LlamaShape, shard: int, tensor: int
 ) -> None:
     weights = bytes_of_weights(shape, shard, tensor)

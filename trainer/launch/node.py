@@ -121,6 +121,9 @@ def flags() -> argparse.ArgumentParser:
         "--hung-s", type=float, default=MIN_HUNG_S, help="a step of more seconds, and ten times the usual, hangs"
     )
     parser.add_argument("--wait-s", type=float, default=600.0, help="how long to wait for the other nodes")
+    parser.add_argument(
+        "--output-limit", type=int, metavar="BYTES", help="of what its ranks print; of more, only the end is passed on"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
     return parser
 
@@ -155,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
             environments = rank_environments(args, master, os.environ)
-            output = RankOutput(launch_attempt())
+            output = RankOutput(launch_attempt(), limit=args.output_limit)
             started.append(Ranks(arguments, environments, hung_s=args.hung_s, output=output))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -176,6 +179,8 @@ def _checked(args: argparse.Namespace) -> tuple[str, int]:
         lines.append(problem("--node-rank", args.node_rank, f"is not below --nnodes {args.nnodes}", allowed=allowed))
     if args.nproc < 1:
         lines.append(problem("--nproc", args.nproc, "a node needs at least one rank", allowed=">= 1"))
+    if args.output_limit is not None and args.output_limit < 1:
+        lines.append(problem("--output-limit", args.output_limit, "is not a number of bytes", allowed=">= 1"))
     for flag, seconds in (("--wait-s", args.wait_s), ("--hung-s", args.hung_s)):
         if not 0 < seconds < float("inf"):
             lines.append(problem(flag, seconds, "is not a time to wait", allowed="seconds above 0"))

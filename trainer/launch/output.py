@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import selectors
 import sys
 import threading
@@ -17,6 +19,8 @@ LONGEST_LINE = 1 << 16
 """Bytes after which a line without an end is passed on in pieces."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a process that outlives its rank, as one that writes a checkpoint, may hold the output open."""
+TAIL = 1 << 16
+"""Bytes of the last output that are kept where a limit is reached: how the ranks ended stands there."""
 _CHUNK = 1 << 16
 _MARKED = re.compile(r"\[(?:launch (?P<launch>\d+) )?rank (?P<rank>\d+)\] ?(?P<text>.*)", re.DOTALL)
 
@@ -47,11 +51,16 @@ class RankOutput:
     """Passes on what ranks print, line by line, in a thread of its own.
 
     Without `log` the marked lines go to this process' own standard output and error. With it they are appended to that file,
-    and what was printed goes on as it is. A log that cannot be written costs one line and no rank.
+    and what was printed goes on as it is. What cannot be written costs one line and no rank.
     """
 
-    def __init__(self, launch: int | None, log: Path | None = None) -> None:
+    def __init__(self, launch: int | None, log: Path | None = None, *, limit: int | None = None) -> None:
+        """`limit`: bytes of marked lines that go on; of what comes after them only the last `TAIL` do, at the end."""
         self._launch = launch
+        self._limit = limit
+        self._marked_bytes = 0
+        self._tail = b""
+        self._loss, self._loss_is_said = "", False
         self._log = self._open(log) if log is not None else None
         self._keeps_log = log is not None
         self._selector = selectors.DefaultSelector()
@@ -87,6 +96,11 @@ class RankOutput:
                 self._read(key)
         for key in list(self._selector.get_map().values()):
             self._end(key)
+        if self._limit is not None and self._marked_bytes > self._limit:
+            # The first of the lines is rarely whole.
+            last = self._tail.partition(b"\n")[2]
+            left_out = self._marked_bytes - self._limit - len(last)
+            self._write(1, f"about {left_out:,} bytes of the ranks' output are left out here\n".encode() + last)
         if self._log is not None:
             os.close(self._log)
 
@@ -117,11 +131,39 @@ class RankOutput:
             return
         marked = b"".join(stream.mark + line + b"\n" for line in lines)
         if not self._keeps_log:
-            _write(stream.target, marked, lambda error: None)
+            self._write_within_limit(stream.target, marked)
             return
-        _write(stream.target, b"".join(line + b"\n" for line in lines), lambda error: None)
+        self._write(stream.target, b"".join(line + b"\n" for line in lines))
         if self._log is not None:
-            _write(self._log, marked, self._give_up_log)
+            write_all(self._log, marked, self._give_up_log)
+
+    def _write_within_limit(self, target: int, marked: bytes) -> None:
+        was_within = self._limit is None or self._marked_bytes <= self._limit
+        self._marked_bytes += len(marked)
+        if self._limit is None or self._marked_bytes <= self._limit:
+            self._write(target, marked)
+            return
+        if was_within:
+            why = f"the ranks have printed {self._limit:,} bytes, the limit of a launch"
+            self._write(target, f"{why}: of what follows, the last lines come at its end\n".encode())
+        self._tail = (self._tail + marked)[-TAIL:]
+
+    def _write(self, target: int, data: bytes) -> None:
+        """Write to this process' own output. The reader, like `head`, may have left: ranks go on without it."""
+        if self._loss and not self._loss_is_said:
+            self._say_loss()
+        write_all(target, data, self._lose)
+
+    def _lose(self, error: OSError) -> None:
+        if error.errno != errno.EPIPE and not self._loss:
+            self._loss = error.strerror or str(error)
+            self._say_loss()
+
+    def _say_loss(self) -> None:
+        """Say once that output is lost; on a full disk that fails, too, until there is room again."""
+        failures: list[OSError] = []
+        write_all(2, f"some of what the ranks printed is lost: {self._loss}\n".encode(), failures.append)
+        self._loss_is_said = not failures
 
     def _give_up_log(self, error: OSError) -> None:
         self._log = None
@@ -136,10 +178,16 @@ class RankOutput:
             return None
 
 
-def _write(descriptor: int, data: bytes, on_error: Callable[[OSError], None]) -> None:
-    """Write all of it. The reader of our own output, like `head`, may have left: ranks go on without it."""
+def write_all(descriptor: int, data: bytes, on_error: Callable[[OSError], None]) -> None:
+    """Write all of it, or as much as there is room for."""
     try:
         while data:
-            data = data[os.write(descriptor, data) :]
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                # Whoever shares this output has made it non-blocking, and its reader is slow.
+                ready = select.poll()
+                ready.register(descriptor, select.POLLOUT)
+                ready.poll()
     except OSError as error:
         on_error(error)

@@ -33,6 +33,7 @@ class StepWatchdog:
         self._clock = clock
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600) if path else None
         self._seconds: deque[float] = deque(maxlen=MEASURED)
+        self._began: float | None = None
         self._write(0.0)
 
     @classmethod
@@ -41,12 +42,19 @@ class StepWatchdog:
 
     def start_step(self) -> None:
         """Record that a step begins now."""
-        self._write(self._clock())
+        self._began = self._clock()
+        self._write(self._began)
 
     def end_step(self, seconds: float) -> None:
         """Record that it has ended; what comes before the next one (an evaluation, a save) may take as long as it needs."""
         self._seconds.append(seconds)
+        self._began = None
         self._write(0.0)
+
+    def age_s(self) -> float:
+        """Return for how many seconds the step in progress has gone on, 0 between steps; any thread may ask."""
+        began = self._began
+        return 0.0 if began is None else self._clock() - began
 
     def _write(self, began: float) -> None:
         if self._file is not None:

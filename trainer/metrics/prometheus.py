@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lustrain.accelerators import peak_of_device
 from lustrain.problem import problem
+from trainer.errors import EXIT_DONE
 from trainer.metrics.goodput import goodput, seconds_of
+from trainer.metrics.scrapes import Scrapes
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -24,11 +26,6 @@ LABELS = ("run", "launch", "rank")
 (https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels)."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """From a toy model's step to one of a large model with many micro-batches."""
-PEAK_FLOPS = (("A100", 312e12), ("H100 NVL", 835e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("H200", 989e12))
-"""Dense bf16 and fp16 operations per second, by a part of the name that torch has for the GPU; the first that fits counts.
-Sources: https://www.nvidia.com/en-us/data-center/a100/, https://www.nvidia.com/en-us/data-center/h100/ (half of what is printed
-"with sparsity") and https://www.nvidia.com/en-us/data-center/h200/, as torchtitan reads them
-(https://github.com/pytorch/torchtitan/blob/main/torchtitan/tools/utils.py)."""
 
 
 class RunPast(Protocol):
@@ -48,25 +45,33 @@ class RunPast(Protocol):
 
 
 def package_problems(port: int) -> list[str]:
-    """Return a line where metrics are asked for and the package that serves them is missing."""
-    if not port or find_spec("prometheus_client") is not None:
+    """Return a line where metrics are asked for and the package that serves them is missing or broken."""
+    if not port:
         return []
-    fix = "pip install 'lustrain[metrics]', or leave it out"
-    return [problem("metrics.prometheus_port", port, "the prometheus-client package is not installed", fix=fix)]
+    try:
+        import prometheus_client  # noqa: F401
+    except Exception as error:  # noqa: BLE001 - a broken package may raise anything while it is imported
+        why = f"the prometheus-client package cannot be imported ({type(error).__name__}: {error})"
+        fix = "pip install 'lustrain[metrics]', or leave it out"
+        return [problem("metrics.prometheus_port", port, why, fix=fix)]
+    return []
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Return the operations per second that a GPU can reach in bf16 or fp16; None where we have no figure."""
-    if precision not in ("bf16", "fp16"):
+    """Return the operations per second that a GPU can reach in bf16 or fp16; None where we have no figure, or it lacks the
+    format."""
+    peak = peak_of_device(device_name)
+    if peak is None:
         return None
-    return next((peak for part, peak in PEAK_FLOPS if part in device_name), None)
+    return {"bf16": peak.bf16, "fp16": peak.fp16}.get(precision) or None
 
 
 class PrometheusSink:
     """A Sink whose metrics `serve` puts on a port; a scrape never makes `step` wait for more than one copied number.
 
     `launch` is the launcher's number for this start; `mfu_per_token` the share of all devices' peak that one token per second
-    takes, None where no peak is known; `clock` gives Unix seconds and `monotonic` those for ages.
+    takes, None where no peak is known; `step_age` gives the seconds of the step in progress, which are not served without it;
+    `clock` gives Unix seconds and `monotonic` those for ages.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class PrometheusSink:
         rank: int,
         launch: int | None,
         mfu_per_token: float | None = None,
+        step_age: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,6 +90,8 @@ class PrometheusSink:
         # A second series for each counter, with the time when it was made, is of use to nobody here.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry: CollectorRegistry = CollectorRegistry()
+        self._scrapes = Scrapes(monotonic)
+        self.registry.register(self._scrapes)
         labels = (run, "" if launch is None else str(launch), str(rank))
         # No buckets: a thousand ranks would be thirty thousand series.
         text = "Seconds of this rank's steps, by part"
@@ -91,7 +99,7 @@ class PrometheusSink:
         self._data, self._compute = (parts.labels(*labels, part) for part in ("data", "compute"))
         self._run: RunMetrics | None = None
         if rank == 0:
-            self._run = RunMetrics(self.registry, labels, launch, mfu_per_token, clock, monotonic)
+            self._run = RunMetrics(self.registry, labels, launch, mfu_per_token, step_age, clock, monotonic)
         self._server: WSGIServer | None = None
 
     def serve(self, address: str, port: int) -> int:
@@ -123,9 +131,14 @@ class PrometheusSink:
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         if self._run is not None:
             self._run.event(kind, fields)
+            if kind == "stopped":
+                self._scrapes.expect_next()
 
     def close(self) -> None:
+        """End serving; rank 0 of a run that is done first waits for a scrape, without which its end looks like a loss."""
         if self._server is not None:
+            if self._run is not None and self._run.is_done:
+                self._scrapes.wait_for_next()
             self._server.shutdown()
             self._server.server_close()
             self._server = None
@@ -140,6 +153,7 @@ class RunMetrics:
         labels: tuple[str, ...],
         launch: int | None,
         mfu_per_token: float | None,
+        step_age: Callable[[], float] | None,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -150,8 +164,10 @@ class RunMetrics:
         self._useful = threading.Lock()
         self._generation, self._useful_s = 0, 0.0
         self._past: RunPast | None = None
-        self._started, self._saved_at, self._stepped_at = clock(), monotonic(), monotonic()
+        self._started, self._saved_at = clock(), monotonic()
         self._noticed = False
+        self.is_done = False
+        """Whether the run has reached its end, and not only this launch."""
         of_record = {
             "step": ("step", "Newest step of the run"),
             "loss": ("loss", "Mean loss of the newest step"),
@@ -178,8 +194,10 @@ class RunMetrics:
         self._interval = self._gauge(
             "checkpoint_interval_seconds", "Seconds between the newest two states that were committed"
         )
-        step_age = self._gauge("step_age_seconds", "Seconds since the newest step ended")
-        step_age.labels(*labels).set_function(lambda: self._monotonic() - self._stepped_at)
+        if step_age is not None:
+            age = self._gauge("step_age_seconds", "Seconds of the step in progress, 0 between steps")
+            age.labels(*labels).set_function(step_age)
+        self._done_step = self._gauge("done_step", "Step at which the run was done")
         if launch is not None:
             self._gauge("launch", "Number of this launch").labels(*labels).set(launch)
         self._mfu = self._gauge("mfu_ratio", "Model FLOPS utilization of the newest step, from 0 to 1")
@@ -215,7 +233,6 @@ class RunMetrics:
             self._of_record = {field: parent.labels(*self._labels) for field, parent in self._parents.items()}
         for field, gauge in self._of_record.items():
             gauge.set(record[field])
-        self._stepped_at = self._monotonic()
         self._tokens.inc(round(record["tokens_per_second"] * record["step_seconds"]))
         self._data.observe(record["data_seconds"])
         self._compute.observe(record["step_seconds"] - record["data_seconds"])
@@ -240,6 +257,9 @@ class RunMetrics:
             # Every node that is told has a notice of its own; together they interrupt the run once.
             self._noticed = True
             self._notices.inc()
+        elif kind == "stopped" and fields["exit_code"] == EXIT_DONE:
+            self._done_step.labels(*self._labels).set(fields["step"])
+            self.is_done = True
 
     def _interruptions_now(self) -> float:
         with self._useful:

@@ -18,7 +18,11 @@ from trainer.storage import ObjectStore
 
 
 def start_exporter(
-    config: Config, world: World, on_event: OnEvent, flops_per_token: Callable[[], float]
+    config: Config,
+    world: World,
+    on_event: OnEvent,
+    flops_per_token: Callable[[], float],
+    step_age: Callable[[], float] | None = None,
 ) -> PrometheusSink | None:
     """Serve this rank's metrics at the configured port plus its local rank; None where they are off.
 
@@ -31,13 +35,18 @@ def start_exporter(
         run=config.run.uri.rstrip("/").rpartition("/")[2],
         rank=world.rank,
         launch=launch_attempt(),
+        step_age=step_age,
         mfu_per_token=mfu_per_token(config, world, flops_per_token),
     )
     port = metrics.prometheus_port + world.local_rank
     try:
         sink.serve(metrics.prometheus_address, port)
-    except OSError as error:
-        line = problem("metrics.prometheus_port", port, f"no metrics are served: {error.strerror or error}")
+    except (OSError, ValueError) as error:
+        # Python's own codec refuses some names of hosts, with a ValueError, before the resolver sees them.
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        line = problem(
+            "metrics.prometheus_port", port, f"no metrics are served at {metrics.prometheus_address!r}: {why}"
+        )
         on_event("warning", {"source": "metrics", "detail": line})
         return None
     return sink
@@ -58,7 +67,9 @@ def follow_generation(sink: PrometheusSink, store: ObjectStore, generation: int,
     def read() -> None:
         try:
             sink.set_past(generation, read_past(store, generation, step))
-        except (UserError, OSError) as error:
-            on_event("warning", {"source": "metrics", "detail": f"no goodput is served: {error}"})
+        except (UserError, OSError, ValueError, TypeError, LookupError) as error:
+            # The last three: a record without a field, or with one that is no number or time.
+            why = error if isinstance(error, UserError | OSError) else f"a record of the run is damaged ({error!r})"
+            on_event("warning", {"source": "metrics", "detail": f"no goodput is served: {why}"})
 
     threading.Thread(target=read, name="metrics-past", daemon=True).start()

@@ -25,6 +25,8 @@ from trainer.tasks import Footprint
 
 TRAINED_BYTES = 16
 """Per parameter: fp32 weight, gradient and AdamW's two moments (https://arxiv.org/abs/1910.02054, section 3.1, all in fp32)."""
+GRADIENT_BYTES = 4
+"""Of these: there is none while a step's first micro-batch goes forward, unless DDP has its buckets."""
 BUILT_BYTES = 4
 """Per parameter: each rank makes the model on the CPU in fp32 where it holds all of it, or the Task has no `empty_model`."""
 
@@ -64,13 +66,16 @@ def check_memory(
     dims = ParallelDims.of(config.parallel, world)
     # Blocks that are gathered to compute with come on top.
     trained = TRAINED_BYTES / dims.replica_size
+    has_buckets = dims.replica_size == 1 and world.world_size > 1
+    keeps_gradients = has_buckets or config.train.micro_batches > dims.data_size
+    beside = trained if keeps_gradients else trained - GRADIENT_BYTES / dims.replica_size
     built = BUILT_BYTES if dims.replica_size == 1 or built_whole else 0
     activations = need.activations // dims.tensor
     if gpu is None:
-        _require(config, need, host, trained, activations, ranks)
+        _require(config, need, host, trained, beside, activations, ranks)
     else:
-        _require(config, need, host, built, 0, ranks)
-        _require(config, need, gpu, trained, activations, 1)
+        _require(config, need, host, built, built, 0, ranks)
+        _require(config, need, gpu, trained, beside, activations, 1)
 
 
 def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
@@ -82,12 +87,20 @@ def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _require(
-    config: Config, need: Footprint, memory: Memory | None, per_parameter: float, activations: int, ranks: int
+    config: Config,
+    need: Footprint,
+    memory: Memory | None,
+    per_parameter: float,
+    beside_activations: float,
+    activations: int,
+    ranks: int,
 ) -> None:
+    """`per_parameter` are the most bytes without activations, `beside_activations` those that exist together with these."""
     if memory is None:
         return
     model = int(need.parameters * per_parameter * ranks)
-    needed = model + activations * ranks
+    beside = int(need.parameters * beside_activations * ranks)
+    needed = max(model, beside + activations * ranks)
     if needed <= min(memory.free, memory.total):
         return
     limit = memory.total if needed > memory.total else memory.free
@@ -100,7 +113,7 @@ def _require(
         )
     else:
         micro = config.train.micro_batch
-        fits = (limit - model) * micro // (activations * ranks)
+        fits = (limit - beside) * micro // (activations * ranks)
         why = f"model and micro-batch take at least {amount_text(needed, BYTES)}{shared}, {has}"
         allowed = f"<= {fits}" if fits else ""
         line = problem("train.micro_batch", micro, why, allowed=allowed, fix="lower it, or make samples smaller")

@@ -21,7 +21,7 @@ class Past:
     """Unix seconds of the first launch, else of the first event; None where the run holds neither yet."""
     useful_s: float
     interruptions: int
-    """How often a launch ended on a notice, or without a word before the run did."""
+    """How often a generation ended on a notice, or without a word before the run did, be it before its first step."""
 
 
 def read_past(store: ObjectStore, generation: int, step: int) -> Past:
@@ -42,20 +42,14 @@ def past(
     step: int,
 ) -> Past:
     """Sum up the generations before `generation`, oldest first; what they computed beyond `step` is done over."""
-    kept, attempts = KeptSeconds(), []
-    for number, records in generations:
+    kept = KeptSeconds()
+    for _, records in generations:
         kept.begin_generation()
-        first = last = 0
         for record in records:
             kept.add(record)
-            last = int(record["step"])
-            first = first or last
-        if first:
-            attempts.append(_attempt(number, first, last))
     known = list(events)
-    # A further attempt is what shows that the last one of them did not reach the end.
-    attempts.append(_attempt(generation, step + 1, step + 1))
-    cut = cuts(attempts, known)
+    # Each number was a start that took the run, though one that was killed at once left no record at all.
+    cut = cuts([_attempt(number) for number in range(1, generation + 1)], known)
     return Past(run_began(first_launch, known), kept.total(step), sum(kind is not Cut.ROLLED_BACK for _, kind in cut))
 
 
@@ -66,5 +60,6 @@ def run_began(first_launch: float | None, events: Iterable[Mapping[str, Any]]) -
     return min((journal.unix(event["time"]) for event in events if "time" in event), default=None)
 
 
-def _attempt(generation: int, first: int, last: int) -> Attempt:
-    return Attempt(generation, first, last, world_size=0, started="", ended="")
+def _attempt(generation: int) -> Attempt:
+    """Return what `cuts` counts by: the generation alone."""
+    return Attempt(generation, first_step=0, last_step=0, world_size=0, started="", ended="")

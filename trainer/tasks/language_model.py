@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 FORMER_PRESETS = {"gpt2-124m": "llama-124m"}
 """Names of earlier versions, which stored configs and users' files hold: it always was a Llama of GPT-2's size."""
 
+LOGIT_BYTES = 12
+"""Of one token and one word at the peak, whatever is computed with: the loss is fp32, and its backward pass holds the
+logarithms, their gradient and that of the logits at once (`tests/trainer/test_task_language_model.py` counts them)."""
+
 
 class ModelOptions(Section):
     """A preset, and whatever of it shall be different."""
@@ -181,8 +185,8 @@ class LanguageModel(Task):
     def footprint(self, micro_batch: int) -> Footprint:
         shape, options = self._shape, self.options
         tokens = micro_batch * options.seq_len
-        # Even with all recomputed, each block's input lives until backward, in bf16 at best, and logits are made in fp32.
-        logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * 4
+        # Even with all recomputed, each block's input lives until backward, in bf16 at best.
+        logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * LOGIT_BYTES
         return Footprint(llama.parameters(shape), tokens * shape.layers * shape.width * 2 + logits, "task.model")
 
     def fingerprint_defaults(self) -> dict[str, Any]:

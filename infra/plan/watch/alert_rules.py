@@ -10,13 +10,21 @@ from typing import Any, Literal
 
 import yaml
 
-RUNBOOK = "docs/runbook.md"
+RUNBOOK = "docs/runbook.md in the Lustrain repository"
+"""The page by its name: where a copy of the repository is served, each team knows for itself."""
 GROUP = "lustrain"
 
 PER_RANK = "sum by (run, launch, rank)"
 PER_LAUNCH = "sum by (run, launch)"
 DATA_MEAN, DATA_DEVIATION = "lustrain:rank_data_seconds:mean10m", "lustrain:rank_data_seconds:deviation"
 _MEDIAN_DATA = f"quantile by (run, launch) (0.5, {DATA_MEAN})"
+_STEPS_ENDED = f'{PER_RANK} (lustrain_step_seconds_count{{part="compute"}})'
+_LAST_STEP = "max by (run) (last_over_time(lustrain_step[1d]))"
+_LONGEST_INTERVAL = "max by (run) (max_over_time(lustrain_checkpoint_interval_seconds[6h]))"
+OF_ALL_NODES = "by (cluster, job)"
+"""One alert for what all nodes of a scrape job see of a shared file system; `cluster` is the usual label where one Prometheus
+has several clusters."""
+_TARGETS_LOST = f'max {OF_ALL_NODES} (lustrain_node_lustre_targets{{state=~"silent|inactive|read_only"}}) > 0'
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        return f"{RUNBOOK}#{self.name.lower()}"
+        return f"{RUNBOOK}, section {self.name}"
 
 
 RECORDINGS = (
@@ -53,25 +61,35 @@ RECORDINGS = (
 
 ALERTS = (
     Alert(
+        "RunDown",
+        f"{_LAST_STEP} unless on (run) lustrain_step"
+        f" unless on (run) ({_LAST_STEP} <= on (run) max by (run) (last_over_time(lustrain_done_step[1d])))",
+        15,
+        "page",
+        "the run has trained within the last day, is not done, and for a quarter of an hour nothing trains it",
+    ),
+    Alert(
         "RunStalled",
         "lustrain_step_age_seconds > on (run, launch, rank) group_left () clamp_min("
         f'3 * {PER_RANK} (lustrain_step_seconds_sum{{part!="blocked"}})'
-        f' / {PER_RANK} (lustrain_step_seconds_count{{part="compute"}}), 60)',
+        f" / {_STEPS_ENDED}, 60)"
+        f" or (lustrain_step_age_seconds > 600 unless on (run, launch, rank) ({_STEPS_ENDED} > 0))",
         2,
         "page",
-        "no step has ended for three times as long as this launch's steps take, and for a minute at least",
+        "a step takes three times as long as this launch's steps do and a minute at least, or the first one ten minutes",
     ),
     Alert(
         "CheckpointOld",
-        "lustrain_checkpoint_age_seconds > clamp_min(2 * lustrain_checkpoint_interval_seconds, 120)"
-        " or (lustrain_checkpoint_age_seconds > 3600 unless lustrain_checkpoint_interval_seconds)",
+        f"lustrain_checkpoint_age_seconds > on (run) group_left () clamp_min(2 * {_LONGEST_INTERVAL}, 120)"
+        f" or (lustrain_checkpoint_age_seconds > 3600 unless on (run) {_LONGEST_INTERVAL})",
         5,
         "page",
         "the newest checkpoint is older than two intervals, or none was made in an hour: a lost node costs all since then",
     ),
     Alert(
         "SavesFailing",
-        "increase(lustrain_saves_failed_total[15m]) > 1",
+        # A single failure is extrapolated to a little more than 1.
+        "increase(lustrain_saves_failed_total[15m]) > 1.5",
         0,
         "page",
         "saves fail one after the other; the run stops when they do so for checkpoint.longest_failing_s",
@@ -81,7 +99,7 @@ ALERTS = (
         "lustrain_loss != lustrain_loss or abs(lustrain_loss) == Inf",
         0,
         "page",
-        "the newest step's loss is no number",
+        "the newest step's loss is no number, and by bad_loss.action = skip the run goes on without its update",
     ),
     Alert(
         "ThroughputLow",
@@ -113,23 +131,27 @@ ALERTS = (
         f" clamp_min(5 * quantile by (run, launch) (0.5, {DATA_DEVIATION}), 0.05)",
         10,
         "ticket",
-        "one rank waits for its batches five median absolute deviations longer than the median rank, and all wait for it",
+        "of three ranks or more, one waits for its batches five median absolute deviations longer than the median rank, and all"
+        " wait for it",
     ),
     Alert(
         "LaunchesWithoutCommit",
         "(max by (run) (max_over_time(lustrain_launch[1h])) - min by (run) (min_over_time(lustrain_launch[1h])) > 1)"
-        " and (max by (run) (max_over_time(lustrain_checkpoint_step[1h]))"
-        " == min by (run) (min_over_time(lustrain_checkpoint_step[1h])))",
+        " unless on (run) (max by (run) (max_over_time(lustrain_checkpoint_step[1h]))"
+        " > min by (run) (min_over_time(lustrain_checkpoint_step[1h])))"
+        # A launch has an interval from its first commit on, also where that is the run's first.
+        " unless on (run) max_over_time(lustrain_checkpoint_interval_seconds[1h])",
         0,
         "page",
         "the run has started three times within an hour and committed nothing",
     ),
     Alert(
         "RunInterrupted",
-        "increase(lustrain_notices_total[5m]) > 0",
+        # The launch that is interrupted seldom lives until the next scrape; the launch after it has the new count.
+        "max by (run) (lustrain_interruptions) > max by (run) (max_over_time(lustrain_interruptions[1d] offset 15m))",
         0,
         "ticket",
-        "a notice came: the run saves and stops, and goes on where capacity is",
+        "a launch ended on a notice or was lost; this alert comes with the launch after it, and lasts a quarter of an hour",
     ),
     Alert(
         "EfaDropsPackets",
@@ -168,24 +190,26 @@ ALERTS = (
     ),
     Alert(
         "LustreFull",
-        "lustrain_node_lustre_fullest_target_ratio > 0.85",
+        f"max {OF_ALL_NODES} (lustrain_node_lustre_fullest_target_ratio) > 0.85",
         5,
         "page",
         "the fullest storage target is 85 % full; writes to it fail when it is full, though others have room",
     ),
     Alert(
         "LustreTargetLost",
-        'lustrain_node_lustre_targets{state=~"silent|inactive|read_only"} > 0',
+        _TARGETS_LOST,
         5,
         "page",
         "a target of Lustre does not answer, is switched off, or takes no writes",
     ),
     Alert(
         "LustreDisconnected",
-        'lustrain_node_lustre_connections{state!~"FULL|IDLE"} > 0',
+        # A target that is lost breaks the connections to it too: LustreTargetLost pages for both.
+        f'count {OF_ALL_NODES} (sum without (state, file_system) (lustrain_node_lustre_connections{{state!~"FULL|IDLE"}}) > 0)'
+        f" unless on (cluster, job) ({_TARGETS_LOST})",
         5,
         "page",
-        "this node has lost its connection to storage targets",
+        "so many nodes have lost connections to storage targets, which themselves answer",
     ),
     Alert(
         "ClockOff",

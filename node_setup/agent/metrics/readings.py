@@ -76,17 +76,22 @@ def _lustre(lustre: Mapping[str, Any]) -> Iterator[Metric]:
         "lustrain_node_lustre_fullest_target_ratio", GAUGE, "Used share of its fullest storage target", fullest
     )
     parameters = lustre.get("parameters") or {}
-    stats = {_file_system(name): parse_stats(value) for name, value in parameters.get(LLITE_STATS, {}).items()}
-    for name in ("read_bytes", "write_bytes"):
-        samples = [Sample(sums[name], {"file_system": system}) for system, sums in stats.items() if name in sums]
+    moved: dict[str, Counter[str]] = {"read_bytes": Counter(), "write_bytes": Counter()}
+    for parameter, value in parameters.get(LLITE_STATS, {}).items():
+        for name, total in parse_stats(value).items():
+            if name in moved:
+                # A file system may be mounted more than once.
+                moved[name][_mounted(parameter)] += total
+    for name, of_systems in moved.items():
+        samples = [Sample(total, {"file_system": system}) for system, total in of_systems.items()]
         text = f"Bytes of {name.partition('_')[0]} calls, also those that the cache served"
         yield Metric(f"lustrain_node_lustre_{name}_total", COUNTER, text, samples)
     connections: Counter[tuple[str, str]] = Counter()
     timeouts: Counter[str] = Counter()
     for name, value in parameters.get(OSC_IMPORTS, {}).items():
         state, timed_out = parse_import(value)
-        connections[_file_system(name), state] += 1
-        timeouts[_file_system(name)] += timed_out
+        connections[_of_target(name), state] += 1
+        timeouts[_of_target(name)] += timed_out
     states_of = [Sample(number, {"file_system": fs, "state": state}) for (fs, state), number in connections.items()]
     yield Metric("lustrain_node_lustre_connections", GAUGE, "Connections to storage targets, by state", states_of)
     lost = [Sample(number, {"file_system": system}) for system, number in timeouts.items()]
@@ -99,9 +104,14 @@ def _lustre(lustre: Mapping[str, Any]) -> Iterator[Metric]:
     yield Metric("lustrain_node_lnet_drops_total", COUNTER, "Messages of Lustre's network that were dropped", drops)
 
 
-def _file_system(parameter: str) -> str:
-    """Return the file system's name in `llite.NAME-ffff…` or `osc.NAME-OST0000-osc-ffff…`; the address is new at each mount."""
-    return parameter.split(".")[1].partition("-")[0]
+def _mounted(parameter: str) -> str:
+    """Return the file system's name, which may hold dashes, in `llite.NAME-ffff….stats`; the address is new at each mount."""
+    return parameter.split(".")[1].rpartition("-")[0]
+
+
+def _of_target(parameter: str) -> str:
+    """Return the file system's name in `osc.NAME-OST0000-osc-ffff….import`."""
+    return parameter.split(".")[1].partition("-OST")[0]
 
 
 def parse_stats(text: str) -> dict[str, int]:

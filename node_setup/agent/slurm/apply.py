@@ -44,6 +44,19 @@ STARTED_S = 30.0
 STABLE_S = 1.0
 """A daemon that does not take its configuration ends within a second of its start."""
 POLL_S = 0.2
+FORMER = ".before-lustrain"
+"""Ends the name under which a replaced file that was not ours is kept."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Tells seconds that only grow, and waits."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+SYSTEM_CLOCK = Clock()
 
 
 @dataclass(frozen=True)
@@ -64,44 +77,44 @@ def take_steps(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[s
     """Take the steps that are not as wanted, up to the first that fails, and return a row for each."""
     rows = []
     for step in planned:
-        found = step.look()
-        if found is None:
+        before = step.look()
+        if before is None:
             rows.append(_row(step, Status.OK, None))
             continue
         if check:
-            rows.append(_row(step, Status.CHANGE, found))
+            rows.append(_row(step, Status.CHANGE, before))
             continue
-        trouble = step.mend()
-        left = step.look()
-        log(f"{step.setting} {step.target}: {found} -> {left or step.wanted}")
-        if left is None:
-            rows.append(_row(step, Status.CHANGED, found))
+        error = step.mend()
+        after = step.look()
+        log(f"{step.setting} {step.target}: {before} -> {after or step.wanted}")
+        if after is None:
+            rows.append(_row(step, Status.CHANGED, before))
             continue
-        why = f"{trouble}; it is {left} now" if trouble else f"it is {left} now"
-        rows.append(_row(step, Status.FAILED, found, why))
+        why = f"{error}; it is {after} now" if error else f"it is {after} now"
+        rows.append(_row(step, Status.FAILED, before, why))
         break
     return rows
 
 
-def steps(host: Host, wanted: Wanted) -> Iterator[Step]:
+def steps(host: Host, wanted: Wanted, clock: Clock = SYSTEM_CLOCK) -> Iterator[Step]:
     """Yield the steps in their order; each look is of the moment."""
     yield _packages(host, wanted)
     yield _key(host, wanted)
     for path, user, mode in _folders(wanted):
         yield _folder(host, path, user, mode)
-    yield _service(host, "munge.service")
+    yield _service(host, "munge.service", clock)
     daemons = tuple(DAEMONS[duty] for duty in wanted.duties if duty in DAEMONS)
     for daemon in sorted(set(DAEMONS.values()) - set(daemons)):
         yield _no_service(host, daemon)
     for file in wanted.files:
         yield _file(host, file, daemons)
     for daemon in daemons:
-        yield _service(host, daemon)
+        yield _service(host, daemon, clock)
 
 
-def _row(step: Step, status: Status, found: str | None, why: str = "") -> dict[str, Any]:
+def _row(step: Step, status: Status, before: str | None, why: str = "") -> dict[str, Any]:
     shown = {"setting": step.setting, "target": step.target, "status": status.value, "why": why}
-    return {**shown, "part": None, "found": found or step.wanted, "wanted": step.wanted}
+    return {**shown, "part": None, "found": before or step.wanted, "wanted": step.wanted}
 
 
 def _packages(host: Host, wanted: Wanted) -> Step:
@@ -139,10 +152,12 @@ def _key(host: Host, wanted: Wanted) -> Step:
         key = wanted.munge_key or facts.read_bytes(host, paths.MUNGE_KEY)
         if not key and wanted.munge_digest is None:
             key = os.urandom(KEY_BYTES)
-        if not key:
+        if not key or (wanted.munge_digest is not None and sha256(key).hexdigest() != wanted.munge_digest):
             return "the key did not come along"
         _owe_restart(host, "munge.service")
         try:
+            if facts.read_bytes(host, paths.MUNGE_KEY) != key:
+                _keep_former(host, paths.MUNGE_KEY)
             host.write_bytes(paths.MUNGE_KEY, key, 0o400)
             _give(host, paths.MUNGE_KEY, "munge")
         except (OSError, KeyError) as error:
@@ -192,6 +207,8 @@ def _file(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
         for daemon in daemons:
             _owe_restart(host, daemon)
         try:
+            if paths.HEADER not in (host.read(file.path) or ""):
+                _keep_former(host, file.path)
             host.write(file.path, file.content, file.mode)
         except OSError as error:
             return str(error)
@@ -200,7 +217,7 @@ def _file(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
     return Step("slurm.file", file.path, "as planned", look, mend)
 
 
-def _service(host: Host, unit: str) -> Step:
+def _service(host: Host, unit: str, clock: Clock) -> Step:
     """Return the step of a daemon, which is restarted after a change.
 
     `scontrol reconfigure` takes a changed list of nodes only since 23.11; jobs outlive both:
@@ -220,7 +237,7 @@ def _service(host: Host, unit: str) -> Step:
             done = host.run(command, 120)
             if not done.ok:
                 return f"{' '.join(command)}: {done.complaint}; fix: journalctl -u {unit}"
-        if not _stays_up(host, unit):
+        if not _stays_up(host, unit, clock):
             return f"{unit} does not stay up; fix: journalctl -u {unit}"
         _restarted(host, unit)
         return None
@@ -233,7 +250,8 @@ def _no_service(host: Host, unit: str) -> Step:
 
     def look() -> str | None:
         state = facts.unit_state(host, unit)
-        wrong = [state["active"]] if state["active"] in ("active", "activating", "reloading") else []
+        # One that cannot be asked may run, and two controllers would start the same jobs.
+        wrong = [] if state["active"] in ("inactive", "failed") else [state["active"] or "unknown"]
         return ", ".join([*wrong, *(["enabled"] if state["enabled"] == "enabled" else [])]) or None
 
     def mend() -> str | None:
@@ -243,19 +261,19 @@ def _no_service(host: Host, unit: str) -> Step:
     return Step("slurm.service", unit, "not running, not enabled", look, mend)
 
 
-def _stays_up(host: Host, unit: str) -> bool:
+def _stays_up(host: Host, unit: str, clock: Clock) -> bool:
     """Wait until the daemon has been up for a while; slurmctld also has to answer."""
-    end = time.monotonic() + STARTED_S
+    end = clock.monotonic() + STARTED_S
     up_since: float | None = None
-    while time.monotonic() < end:
+    while clock.monotonic() < end:
         up = facts.unit_state(host, unit)["active"] == "active"
         if up and unit == DAEMONS["controller"]:
             up = host.run(("scontrol", "ping")).ok
-        now = time.monotonic()
+        now = clock.monotonic()
         up_since = (now if up_since is None else up_since) if up else None
         if up_since is not None and now - up_since >= STABLE_S:
             return True
-        time.sleep(POLL_S)
+        clock.sleep(POLL_S)
     return False
 
 
@@ -287,6 +305,16 @@ def _wrong_owner(host: Host, path: str, user: str, mode: int) -> str | None:
         return error.strerror
     seen = stat.S_IMODE(status.st_mode)
     return None if (status.st_uid, seen) == (wanted.pw_uid, mode) else f"{seen:04o} of uid {status.st_uid}"
+
+
+def _keep_former(host: Host, path: str) -> None:
+    """Copy a file that is about to be replaced, with its mode and owner; the first copy stays. OSError."""
+    content, copy = facts.read_bytes(host, path), path + FORMER
+    if not content or host.exists(copy):
+        return
+    status = os.stat(host.path(path))
+    host.write_bytes(copy, content, stat.S_IMODE(status.st_mode))
+    os.chown(host.path(copy), status.st_uid, status.st_gid)
 
 
 def _give(host: Host, path: str, user: str) -> None:

@@ -71,15 +71,15 @@ def shape(cores: dict[tuple[int, int], list[int]]) -> dict[str, int] | None:
 
 def gpus(host: Host, cores: dict[tuple[int, int], list[int]]) -> list[dict[str, Any]]:
     """Return NVIDIA's GPUs by their device files, as the driver lists them, each with the cores that are local to it."""
-    found = []
+    devices = []
     for slot in host.names(NVIDIA):
         text = host.read(f"{NVIDIA}/{slot}/information") or ""
         minor, model = re.search(r"^Device Minor:\s*(\d+)", text, re.M), re.search(r"^Model:\s*(.+)$", text, re.M)
         if minor:
             near = numbers(host.read(f"/sys/bus/pci/devices/{slot.lower()}/local_cpulist") or "")
             local = [at for at, cpus in enumerate(cores.values()) if near & set(cpus)]
-            found.append({"minor": int(minor[1]), "type": gpu_type(model[1] if model else ""), "cores": local})
-    return sorted(found, key=lambda gpu: int(gpu["minor"]))
+            devices.append({"minor": int(minor[1]), "type": gpu_type(model[1] if model else ""), "cores": local})
+    return sorted(devices, key=lambda gpu: int(gpu["minor"]))
 
 
 def gpu_type(model: str) -> str:
@@ -90,10 +90,10 @@ def gpu_type(model: str) -> str:
 
 def numbers(ranges: str) -> set[int]:
     """Return the numbers in a list of the kernel: 0, 1, 2 and 5 of `0-2,5`."""
-    found: set[int] = set()
+    listed: set[int] = set()
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges):
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        listed.update(range(int(first), int(last or first) + 1))
+    return listed
 
 
 def cgroup(host: Host) -> str | None:

@@ -1,18 +1,24 @@
-"""What slurmd's HealthCheckProgram does: a node that `verify` calls unfit is drained with the reason."""
+"""What slurmd's HealthCheckProgram does: a node that `verify` finds a fault of its own in is drained with the reason."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import verify
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Facts, Request
 from node_setup.agent.slurm import state
+from node_setup.agent.verify.result import Result, drain
+
+SHARED = frozenset({"clock", "lustre-stripes", "lustre-targets"})
+"""Checks that fail on all nodes at once, where the file system or the source of time is at fault: every node would be drained,
+and stay so until a person resumes each. munge and Slurm bear clocks that are far more off than the check allows."""
 
 
 def check(host: Host, facts: Facts, request: Request) -> tuple[dict[str, Any], int]:
-    """Verify the node by its facts, and drain it where it is unfit; a node that was never tuned is left alone.
+    """Verify the node by its facts, and drain it for a fault of its own; a node that was never tuned is left alone.
 
     It is never resumed here: whoever mended the node does that, or a fault that comes and goes would take job after job.
     """
@@ -22,11 +28,18 @@ def check(host: Host, facts: Facts, request: Request) -> tuple[dict[str, Any], i
             "why": "this node was never tuned, so that what it should be is not known",
         }, EXIT_IN_SYNC
     result, _ = verify.verify(host, facts, request, "facts")
-    reason: str | None = result["drain"]
+    reason = drain(
+        Result(row["check"], Status(row["status"]), row["why"], row["action"])
+        for row in result["results"]
+        if row["check"] not in SHARED
+    )
     if reason is None:
         return {"drained": None, "why": ""}, EXIT_IN_SYNC
     node = os.uname().nodename.partition(".")[0]
     shown = host.run(("scontrol", "show", "node", "--oneliner", node), 30)
+    if not shown.ok:
+        # It may be drained by a person, whose reason would be lost.
+        return {"drained": None, "why": shown.complaint}, EXIT_FAILED
     if "DRAIN" in str(state.parse(shown.out).get(node, {}).get("state")):
         return {"drained": None, "why": "it is drained already, and keeps that reason"}, EXIT_IN_SYNC
     done = host.run(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"), 30)

@@ -5,6 +5,7 @@ Figures are dense: data sheets double them for matrices of which half are zeros.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -67,5 +68,15 @@ PEAKS: Mapping[str, Peak] = MappingProxyType(
         ),
     }
 )
-"""By the name in `infra.catalog.instances`. NVLink's figure is half of the data sheet's, which adds both directions; PCIe's is
-that of 16 lanes of the GPU's generation (https://pcisig.com/faq)."""
+"""By the name in `infra.catalog.instances`, of the forms that EC2 has. NVLink's figure is half of the data sheet's, which adds
+both directions; PCIe's is that of 16 lanes of the GPU's generation (https://pcisig.com/faq)."""
+_OTHER_FORM = re.compile(r"\b(?:PCIe|NVL|MIG)\b", re.IGNORECASE)
+"""Parts of a device name whose GPU, or slice of one, has lower peaks than the form that EC2 has."""
+
+
+def peak_of_device(device_name: str) -> Peak | None:
+    """Return the peak of a GPU by the name that its driver and torch have for it; None for a GPU or form without a figure."""
+    if _OTHER_FORM.search(device_name):
+        return None
+    words = re.split(r"[^A-Za-z0-9]+", device_name)
+    return next((peak for name, peak in PEAKS.items() if name.removeprefix("NVIDIA ") in words), None)
