@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from launch import backends, runs, status
@@ -120,7 +120,3 @@ def abandoned(store: ObjectStore) -> str:
     if records and "ended" not in records[-1] and not status.is_silent(store, records[-1]):
         return ""
     return f"the run is silent, and process {request['pid']}, which supervised it, is gone; fix: fab train … --resume"
-
-
-def as_data(entry: Entry) -> dict[str, Any]:
-    return asdict(entry)

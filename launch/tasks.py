@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +175,7 @@ def logs(flags: LogsFlags) -> TaskResult:
     found = reading.read(store, request, rank=rank, launch=launch, follow=follow)
     printed = False
     if flags.json:
-        data = {"run": store.uri, "lines": [reading.as_data(entry) for entry in found]}
+        data = {"run": store.uri, "lines": [asdict(entry) for entry in found]}
         if not data["lines"]:
             reading.check_part(store, request, rank, launch)
         return TaskResult((), data)

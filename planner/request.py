@@ -157,14 +157,11 @@ def region_of(name: str | None, cluster: Cluster | None) -> str:
 
 def _require_division(config: Config, work: Work, gpus: int) -> None:
     """UserError for what the trainer would refuse on so many GPUs."""
-    train, tensor = config.train, config.parallel.tensor
+    tensor = config.parallel.tensor
     lines = list(mesh_problems(config.parallel, gpus))
     if tensor > 1:
         lines += tensor_problems(work.shape, tensor, length=work.seq_len, prefix="task")
-    if train.global_batch % train.micro_batch:
-        why = f"is not a multiple of micro_batch = {train.micro_batch}"
-        fix = f"a micro_batch that divides {train.global_batch}"
-        lines.append(problem("train.global_batch", train.global_batch, why, fix=fix))
+    lines += config.train.division_problems()
     if lines:
         raise UserError(lines)
 

@@ -94,6 +94,14 @@ class TrainConfig(Section):
         """Micro-batches of one step over all ranks: no more ranks than that can be used."""
         return self.global_batch // self.micro_batch
 
+    def division_problems(self) -> list[Problem]:
+        """Return a line where a step's samples do not divide into micro-batches."""
+        batch, micro = self.global_batch, self.micro_batch
+        if batch % micro == 0:
+            return []
+        why, fix = f"is not a multiple of micro_batch = {micro}", f"a micro_batch that divides {batch}"
+        return [problem("train.global_batch", batch, why, allowed=f"multiples of {micro}", fix=fix)]
+
 
 class EvalConfig(Section):
     """Evaluation on the Task's held-out data, and when to give up."""

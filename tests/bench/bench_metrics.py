@@ -12,15 +12,10 @@ from typing import Any
 import torch
 from prometheus_client import generate_latest
 
-from rehearsal.corpus import standard_library_sources
-from tests.bench.bench_step import BATCH, CONFIG, SEQ_LEN, our_steps
+from tests.bench.bench_step import BATCH, SEQ_LEN, our_steps, tiny_training
 from tests.bench.harness import Row, interleaved, median, run_bench
-from trainer import config as configuration
-from trainer.__main__ import main as trainer_main
 from trainer.metrics.prometheus import PrometheusSink
 from trainer.run.past import Past
-from trainer.tasks import make_task
-from trainer.train import prepare
 
 RECORDS = 20_000
 """Per round, one after the other: a step's own noise is a thousand times what is measured."""
@@ -32,12 +27,7 @@ SCRAPE_S = 15.0
 
 def measure(repetitions: int = 5) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="lustrain-bench-metrics-") as name, ExitStack() as leaving:
-        folder = Path(name)
-        sources = [str(path) for path in standard_library_sources()]
-        trainer_main(["tokenize", *sources, "--out", f"{folder}/tokens", "--tokenizer", "train:2048"])
-        (folder / "config.toml").write_text(CONFIG.format(folder=folder, batch=BATCH, seq_len=SEQ_LEN))
-        config = configuration.load(folder / "config.toml")
-        training, _ = prepare(config, make_task(config.task, seed=config.run.seed), leaving, leaving)
+        training = tiny_training(Path(name), leaving)
         sink = PrometheusSink(run="run", rank=0, launch=1, mfu_per_token=1e-6)
         sink.begin_generation(1)
         sink.set_past(1, Past(time.time() - 3600, 1800.0, 3))

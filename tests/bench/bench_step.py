@@ -44,14 +44,18 @@ every_steps = 100000
 """
 
 
+def tiny_training(folder: Path, leaving: ExitStack) -> Training:
+    """Prepare the training of a tiny model on text that is tokenized into `folder`."""
+    sources = [str(path) for path in standard_library_sources()]
+    trainer_main(["tokenize", *sources, "--out", f"{folder}/tokens", "--tokenizer", "train:2048"])
+    (folder / "config.toml").write_text(CONFIG.format(folder=folder, batch=BATCH, seq_len=SEQ_LEN))
+    config = configuration.load(folder / "config.toml")
+    return prepare(config, make_task(config.task, seed=config.run.seed), leaving, leaving)[0]
+
+
 def measure(repetitions: int = 5) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="lustrain-bench-step-") as name, ExitStack() as leaving:
-        folder = Path(name)
-        sources = [str(path) for path in standard_library_sources()]
-        trainer_main(["tokenize", *sources, "--out", f"{folder}/tokens", "--tokenizer", "train:2048"])
-        (folder / "config.toml").write_text(CONFIG.format(folder=folder, batch=BATCH, seq_len=SEQ_LEN))
-        config = configuration.load(folder / "config.toml")
-        training, _ = prepare(config, make_task(config.task, seed=config.run.seed), leaving, leaving)
+        training = tiny_training(Path(name), leaving)
         data_share: list[float] = []
         found = interleaved(
             {"ours": our_steps(training, data_share), "plain": plain_steps(training)}, max(repetitions, 9)

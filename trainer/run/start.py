@@ -87,12 +87,8 @@ def check_fit(config: Config, task: Task, world: World, on_event: OnEvent) -> No
     """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
     train, tensor = config.train, config.parallel.tensor
     groups = max(world.world_size // tensor, 1)
-    lines: list[str] = []
-    if train.global_batch % train.micro_batch:
-        why = f"is not a multiple of micro_batch = {train.micro_batch}"
-        allowed, fix = f"multiples of {train.micro_batch}", f"a micro_batch that divides {train.global_batch}"
-        lines.append(problem("train.global_batch", train.global_batch, why, allowed=allowed, fix=fix))
-    elif train.micro_batches < groups:
+    lines: list[str] = [*train.division_problems()]
+    if not lines and train.micro_batches < groups:
         ranks = f"{world.world_size} ranks" if tensor == 1 else f"{groups} groups of parallel.tensor = {tensor} ranks"
         why = f"a step has {train.micro_batches} micro-batches, fewer than the {ranks}"
         most = train.global_batch // groups
