@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from trainer.metrics.prometheus import PrometheusSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
 from trainer.metrics.timeline import ROLLED_BACK
 from trainer.parallel.agree import Json, run_on_all_ranks
-from trainer.parallel.shards import LocalShard, local_shard
+from trainer.parallel.shards import Axis, LocalShard, local_shard
 from trainer.parallel.votes import StoreVotes, VoteBox
 from trainer.run.exporter import follow_generation
 from trainer.run.saving import Saving, State
@@ -116,11 +116,7 @@ def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
             restore(training, {name: shard.tensor for name, shard in shards.items()}, loaded)
         if run_lease.lease is not None:
             run_lease.lease.settle(parent)
-        weights = weights_checksum(shards.values())
-        whole = [shard for shard in shards.values() if shard.replicas == world.world_size]
-        # Without sharding both are the same, and reading all weights takes seconds where they are large.
-        of_whole = weights if dims.replica_size == 1 else weights_checksum(whole)
-        return {"shard": dims.rank_in_replica, "weights": weights, "whole": of_whole}
+        return held_checksums(shards.values(), dims.axes)
 
     weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
     log_start(training, run_lease, loaded, weights)
@@ -185,25 +181,22 @@ def flush_records(log: RunLog, resumed_at: int, step: int) -> None:
 def require_same_weights(answers: dict[int, Json]) -> Json:
     """Return the checksum of all weights; UserError unless all ranks that hold the same begin with the same.
 
-    Each rank names its `shard`, the checksum of its `weights`, and that of the tensors that every rank holds `whole`.
-    With shards it is a checksum of the shards' checksums, comparable for the same number of shards only.
+    Each rank answers with its `held_checksums`. On a mesh that cuts tensors the checksum of all is one of these, comparable for
+    the same mesh only.
     """
-    shards: dict[int, str] = {}
-    for _, answer in sorted(answers.items()):
-        shards.setdefault(answer["shard"], answer["weights"])
-    other = [
-        rank
-        for rank, answer in sorted(answers.items())
-        if (answer["weights"], answer["whole"]) != (shards[answer["shard"]], answers[0]["whole"])
-    ]
+    held: dict[str, str] = {}
+    other = []
+    for rank, answer in sorted(answers.items()):
+        if any(held.setdefault(place, checksum) != checksum for place, checksum in answer.items()):
+            other.append(rank)
     if other:
         raise UserError(
             f"rank {other[0]} and {len(other) - 1} more begin with other weights than ranks that hold the same: "
             "the Task's model does not depend on its seed alone, or a defect; fix: mend the Task, or report it"
         )
-    if len(shards) == 1:
-        return {"weights": shards[0]}
-    return {"weights": f"{crc64nvme(''.join(shards[number] for number in sorted(shards)).encode()):016x}"}
+    if len(held) == 1:
+        return {"weights": next(iter(held.values()))}
+    return {"weights": f"{crc64nvme(''.join(held[place] for place in sorted(held)).encode()):016x}"}
 
 
 def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
@@ -249,6 +242,16 @@ def weights_checksum(shards: Iterable[LocalShard]) -> str:
             raw = shard.tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
             total = crc64nvme(raw.numpy().data, total)
     return f"{total:016x}"
+
+
+def held_checksums(shards: Iterable[LocalShard], axes: Sequence[Axis]) -> dict[str, str]:
+    """Return a checksum for each place along axes that cut model tensors: of those that all ranks at that place hold."""
+    at: dict[str, list[LocalShard]] = {}
+    for shard in shards:
+        if shard.name.startswith("model/"):
+            cut = [axis for axis in axes if axis.name not in shard.replica_axes]
+            at.setdefault(" ".join(f"{axis.name} {axis.coordinate}" for axis in cut), []).append(shard)
+    return {place: weights_checksum(some) for place, some in at.items()}
 
 
 def sinks_of(training: Training, owned: OwnedRun) -> list[Sink]:

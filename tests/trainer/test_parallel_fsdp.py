@@ -177,11 +177,22 @@ def built(world: parallel.World) -> str:
 
 @pytest.mark.parametrize(
     ("changed", "differs"),
-    [({}, False), ({"weights": "x"}, True), ({"whole": "x"}, True), ({"shard": 2, "weights": "c"}, False)],
+    [
+        ({}, False),
+        ({"shard 1 tensor 1": "x"}, True),
+        ({"tensor 1": "x"}, True),
+        ({"": "x"}, True),
+        ({"shard 2 tensor 1": "x"}, False),
+    ],
     ids=str,
 )
-def test_ranks_that_hold_the_same_must_begin_alike(changed: dict[str, Any], differs: bool) -> None:
-    answers = {rank: {"shard": rank % 2, "weights": "ab"[rank % 2], "whole": "w"} for rank in range(4)}
-    answers[3] |= changed
+def test_ranks_that_hold_the_same_must_begin_alike(changed: dict[str, str], differs: bool) -> None:
+    """Eight ranks, 2 x 2 x 2: the last one holds what rank 3 does, and parts of it with others."""
+    answers: dict[int, dict[str, str]] = {}
+    for rank in range(8):
+        shard, tensor = rank // 2 % 2, rank % 2
+        held = {f"shard {shard} tensor {tensor}": f"a{shard}{tensor}", f"tensor {tensor}": f"b{tensor}", "": "c"}
+        answers[rank] = held
+    answers[7] = {**answers[7], **changed}
     with pytest.raises(UserError) if differs else nullcontext():
         require_same_weights(answers)
