@@ -163,7 +163,7 @@ def test_8b_on_40_gb_is_refused_without_chunks(
     monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 40 * GB, 40 * GB))
     config = CONFIG.model_copy(update={"parallel": ParallelConfig(shard=4, tensor=2)})
     world = World(0, 8, 0, torch.device("cuda", 0), HashStore())
-    with nullcontext() if fits else pytest.raises(UserError):
+    with nullcontext() if fits else pytest.raises(UserError, match=r"task\.loss_chunk"):
         check_memory(config, task.footprint(1024), world, {}, built_whole=False)
 
 

@@ -116,7 +116,7 @@ def _require(
         fits = (limit - beside) * micro // (activations * ranks)
         why = f"model and micro-batch take at least {amount_text(needed, BYTES)}{shared}, {has}"
         allowed = f"<= {fits}" if fits else ""
-        line = problem("train.micro_batch", micro, why, allowed=allowed, fix="lower it, or make samples smaller")
+        line = problem("train.micro_batch", micro, why, allowed=allowed, fix=f"lower it, or {need.remedy}")
     raise UserError(line, EXIT_CONFIG if needed > memory.total else EXIT_FAILURE)
 
 

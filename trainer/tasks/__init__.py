@@ -50,6 +50,8 @@ class Footprint:
     activations: int
     model_keys: str
     """Settings that decide about `parameters`, for people."""
+    remedy: str = "make samples smaller"
+    """What makes `activations` smaller beside a smaller micro-batch, for people."""
 
 
 class Task(ABC):

@@ -187,7 +187,9 @@ class LanguageModel(Task):
         tokens = micro_batch * options.seq_len
         # Even with all recomputed, each block's input lives until backward, in bf16 at best.
         logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * LOGIT_BYTES
-        return Footprint(llama.parameters(shape), tokens * shape.layers * shape.width * 2 + logits, "task.model")
+        activations = tokens * shape.layers * shape.width * 2 + logits
+        remedy = "shorten task.seq_len" if options.loss_chunk else "set task.loss_chunk, or shorten task.seq_len"
+        return Footprint(llama.parameters(shape), activations, "task.model", remedy)
 
     def fingerprint_defaults(self) -> dict[str, Any]:
         return {"model": field_defaults(llama.LlamaShape)}
