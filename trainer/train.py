@@ -16,6 +16,7 @@ from trainer.environment import launch_attempt, max_silence_s
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.generation import OwnedRun, begin_generation, roll_back, sinks_of
 from trainer.interrupt import NoticeWatcher
+from trainer.interrupt.notice import OnEvent
 from trainer.launch.ranks import STACKS
 from trainer.loop import LoopEnd, Training, train, warm_up
 from trainer.metrics import Sink
@@ -24,10 +25,11 @@ from trainer.parallel import World, choose
 from trainer.parallel.agree import run_on_all_ranks
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
+from trainer.parallel.transport import read_transport, require_efa
 from trainer.parallel.votes import StoreVotes
 from trainer.run.config_file import config_file
 from trainer.run.exporter import start_exporter
-from trainer.run.footprint import report_lack_of_memory
+from trainer.run.footprint import ranks_here, report_lack_of_memory
 from trainer.run.start import (
     check_fit,
     claim_run,
@@ -108,6 +110,8 @@ def prepare(
     cleanup.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(run_lease.schedule_steps)
     training = build(config, task, world, watch, relay)
+    if world.device.type == "cuda" and ranks_here(world.world_size) < world.world_size:
+        run_on_all_ranks(votes, world.rank, "start/transport", lambda: check_transport(config, world, relay.event))
     exporter = start_exporter(
         config, world, relay.event, lambda: task.flops_per_token(training.model), training.clock.age_s
     )
@@ -118,6 +122,14 @@ def prepare(
     begin_generation(training, owned, votes)
     relay.attach(*sinks_of(training, owned))
     return training, owned
+
+
+def check_transport(config: Config, world: World, on_event: OnEvent) -> None:
+    """Record what rank 0's NCCL sends over; UserError where a rank leaves its node's EFA devices unused."""
+    transport = read_transport()
+    require_efa(transport, allow_sockets=config.parallel.allow_sockets)
+    if world.rank == 0:
+        on_event("transport", {"efa": list(transport.efa), "opened": list(transport.opened)})
 
 
 def build(config: Config, task: Task, world: World, watch: NoticeWatcher, sink: Sink) -> Training:
