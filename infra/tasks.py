@@ -1,5 +1,5 @@
 """`fab preflight`, `fab cost`, `fab explain-change`, `fab deployer-policy`, `fab node-policy`, `fab alert-rules`,
-`fab aws-local`.
+`fab dashboards`, `fab aws-local`.
 
 Imports of what a task does stand in it: every `fab` loads this file, and a cluster's description takes longer to load than
 nodes that are in order take to be looked at.
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from lustrain.files import write_whole
 from lustrain.flags import flag
 from lustrain.problem import FAILED, USAGE
 from lustrain.task import TaskResult, task
@@ -131,4 +133,26 @@ def alert_rules(flags: AlertRules) -> TaskResult:
     return TaskResult(rules.render().splitlines(), rules.rule_file())
 
 
-TASKS = (preflight, cost, explain_change, deployer_policy, node_policy, alert_rules, aws_local)
+@dataclass(frozen=True)
+class Dashboards:
+    output: str = flag(help="folder to write the files to")
+    runbook: str | None = flag(None, "address at which docs/runbook.md is served, for links from panels")
+    gpu_hour_usd: str | None = flag(None, "price of a GPU-hour on the page of costs; a list price by default")
+    json: bool = flag(False, "print the files' paths as JSON")
+
+
+@task("dashboards")
+def dashboards(flags: Dashboards) -> TaskResult:
+    """Write Grafana dashboards of runs and nodes, and the file that has Grafana load them."""
+    from infra.plan.watch.dashboards import files
+
+    folder = Path(flags.output).absolute()
+    texts = files(str(folder), flags.runbook, flags.gpu_hour_usd)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_whole(folder / name, text.encode())
+    paths = [str(folder / name) for name in texts]
+    return TaskResult([f"wrote {path}" for path in paths], {"files": paths})
+
+
+TASKS = (preflight, cost, explain_change, deployer_policy, node_policy, alert_rules, dashboards, aws_local)

@@ -36,6 +36,7 @@ MISTAKES = {
     "sweep": ("--at-once", "x", "config.toml"),
     "sweep-status": ("--cluster", "nowhere.json", "sweep"),
     "run-cost": ("--cluster", "nowhere.json", "run"),
+    "dashboards": ("--gpu-hour-usd", "x", "--output", "nowhere"),
     "status": ("--cluster", "nowhere.json", "run"),
     "report": ("--cluster", "nowhere.json", "run"),
     "logs": ("--rank", "x", "run"),

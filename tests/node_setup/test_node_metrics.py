@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from infra.plan.watch.alert_rules import ALERTS
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.host import Done
+from node_setup.agent.host import TIMED_OUT, Done
 from node_setup.agent.kinds import planner
 from node_setup.agent.kinds.metrics_timer import TIMER, TIMER_UNIT, metrics_unit
 from node_setup.agent.metrics.readings import EFA as EFA_COUNTERS
@@ -22,10 +22,11 @@ from node_setup.agent.metrics.readings import LUSTRE_PARAMETERS, readings
 from node_setup.agent.metrics.text import GAUGE, Metric, Sample, render
 from node_setup.agent.model import Remark, Remove, Request, Run, Write
 from node_setup.agent.settings import allowed, catalog
+from node_setup.agent.slurm.queue import Queue, collect
 from tests.node_setup.agents import run
 from tests.node_setup.kinds_facts import SETTINGS, applied, commands, machine, steps
 from tests.node_setup.machines import DOCUMENT, MACHINES
-from tests.node_setup.recorded_host import build, facts_from, recorded
+from tests.node_setup.recorded_host import Machine, build, facts_from, recorded
 
 DOCS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 EFA = "/sys/class/infiniband/rdmap128s0/ports/1/hw_counters"
@@ -107,8 +108,9 @@ def test_each_fault_of_a_node_is_a_value(tmp_path: Path) -> None:
 def test_each_metric_of_a_node_stands_in_the_docs(tmp_path: Path) -> None:
     facts = planted(tmp_path)
     facts["efa"]["devices"][0]["counters"] |= dict.fromkeys(EFA_COUNTERS, 1)
-    names = {metric.name for metric in readings(facts, []) if metric.samples}
-    assert names == set(re.findall(r"^\| `(lustrain_node_\w+)`", DOCS, re.MULTILINE))
+    queue = Queue({("idle", ""): 1}, {"running": 1})
+    names = {metric.name for metric in readings(facts, [], queue) if metric.samples}
+    assert names == set(re.findall(r"^\| `(lustrain_(?:node|slurm)_\w+)`", DOCS, re.MULTILINE))
 
 
 def test_mounts_of_one_file_system_are_summed() -> None:
@@ -131,6 +133,70 @@ def test_mounts_of_one_file_system_are_summed() -> None:
 def test_node_without_hardware_has_no_series_of_it() -> None:
     found = {metric.name for metric in readings({"errors": [{"where": "gpu", "why": "hangs"}]}, []) if metric.samples}
     assert found == {"lustrain_node_settings", "lustrain_node_unread_facts"}
+
+
+PING = "Slurmctld(primary) at {} is {}\nSlurmctld(backup) at other is UP\n"
+NODES = "n1 idle\nn1 idle\nn2 idle~\nn3 down*\nn4 mixed-\nn5 allocated+\n"
+JOBS = "RUNNING\nRUNNING\nCOMPLETING\n"
+ASKED = {
+    ("slurmctld",): Done(0, "", ""),
+    ("scontrol", "ping"): Done(0, PING.format("head.example.com", "UP"), ""),
+    ("sinfo",): Done(0, NODES, ""),
+    ("squeue",): Done(0, JOBS, ""),
+}
+
+
+def slurm_values(tmp_path: Path, **changed: Done | None) -> dict[str, float]:
+    """What the machine `head` writes of Slurm; programs of `changed` answer otherwise, or are missing."""
+    programs = {command: changed.get(command[0], done) for command, done in ASKED.items()}
+    known = {command: done for command, done in programs.items() if done}
+    known |= {(f"/usr/bin/{command[0]}", *command[1:]): done for command, done in known.items()}
+    host = build(tmp_path, Machine(files={"/proc/sys/kernel/hostname": "head\n"}, programs=known))
+    found = {metric.name: metric.samples for metric in readings({}, [], collect(host)) if "_slurm_" in metric.name}
+    return {
+        f"{name.removeprefix('lustrain_slurm_')}{sorted(sample.labels.values()) or ''}": sample.value
+        for name, samples in found.items()
+        for sample in samples
+    }
+
+
+def test_controller_counts_nodes_once_and_jobs(tmp_path: Path) -> None:
+    assert slurm_values(tmp_path) == {
+        "up": 1,
+        "nodes['', 'idle']": 1,
+        "nodes['idle', 'powered_off']": 1,
+        "nodes['down', 'not_responding']": 1,
+        "nodes['mixed', 'planned']": 1,
+        "nodes['', 'allocated']": 1,
+        "jobs['running']": 2,
+        "jobs['completing']": 1,
+        "jobs['pending']": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scontrol": Done(1, PING.format("head", "DOWN"), "")},
+        {"scontrol": Done(TIMED_OUT, "", "")},
+        {"sinfo": Done(1, "", "slurm_load_partitions: Unable to contact slurm controller")},
+        {"squeue": Done(TIMED_OUT, "", "")},
+    ],
+)
+def test_slurm_that_does_not_answer_has_no_numbers(tmp_path: Path, changed: dict[str, Done]) -> None:
+    assert slurm_values(tmp_path, **changed) == {"up": 0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slurmctld": None},
+        {"scontrol": Done(0, PING.format("another", "UP"), "")},
+        {"scontrol": Done(1, "", "scontrol: fatal: Could not establish a configuration source")},
+    ],
+)
+def test_node_that_is_no_controller_says_nothing_of_slurm(tmp_path: Path, changed: dict[str, Done | None]) -> None:
+    assert slurm_values(tmp_path, **changed) == {}
 
 
 def test_labels_are_escaped_and_names_come_once() -> None:

@@ -48,6 +48,11 @@ SCENES = (
         ("tests/infra/test_alert_rules.py::test_each_alert_fires_stays_quiet_and_clears",),
     ),
     Scene(
+        "dashboards",
+        "Prometheus and node_exporter scrape a run and a Slurm",
+        ("tests/infra/test_dashboards_live.py",),
+    ),
+    Scene(
         "lab",
         "nodes as Linux namespaces: sshd, boots, crashes, links",
         (

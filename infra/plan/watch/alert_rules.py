@@ -233,6 +233,13 @@ ALERTS = (
         "settings of the node differ from what the cluster wants",
     ),
     Alert(
+        "SlurmDown",
+        "lustrain_slurm_up == 0",
+        5,
+        "page",
+        "Slurm's controller does not answer: no job starts, and a lost one is not started again",
+    ),
+    Alert(
         "NodeMetricsStale",
         'time() - node_textfile_mtime_seconds{file=~".*lustrain[.]prom"} > 300',
         5,

@@ -13,6 +13,7 @@ from typing import Any
 from lustrain.status import Status
 from node_setup.agent.metrics.text import COUNTER, GAUGE, Metric, Sample
 from node_setup.agent.model import Facts
+from node_setup.agent.slurm.queue import Queue
 from node_setup.agent.verify.gpu import event_action
 from node_setup.agent.verify.storage import scratch_is_mounted
 
@@ -40,8 +41,8 @@ STATUSES = tuple(status for status in Status if status not in (Status.CHANGED, S
 """These statuses are possible in a plan."""
 
 
-def readings(facts: Facts, rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    """Yield every metric of the node; what was not read has no samples."""
+def readings(facts: Facts, rows: Iterable[Mapping[str, Any]], queue: Queue | None = None) -> Iterator[Metric]:
+    """Yield every metric of the node, and of Slurm on its controller; what was not read has no samples."""
     yield from _efa(facts)
     yield from _lustre(facts.get("lustre") or {})
     yield from _gpu(facts.get("gpu") or {})
@@ -54,6 +55,8 @@ def readings(facts: Facts, rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric
     yield Metric("lustrain_node_settings", GAUGE, "Settings by what a tune would find now", by_status)
     unread = [Sample(len(facts.get("errors") or ()))]
     yield Metric("lustrain_node_unread_facts", GAUGE, "Facts that could not be read", unread)
+    if queue is not None:
+        yield from _slurm(queue)
 
 
 def _efa(facts: Facts) -> Iterator[Metric]:
@@ -163,3 +166,11 @@ def _clock(time: Mapping[str, Any]) -> Iterator[Metric]:
     yield Metric("lustrain_node_clock_offset_seconds", GAUGE, "How far the clock is behind its source", offsets)
     states = [] if synchronised is None else [Sample(int(synchronised))]
     yield Metric("lustrain_node_clock_synchronised", GAUGE, "Whether the clock follows a source", states)
+
+
+def _slurm(queue: Queue) -> Iterator[Metric]:
+    yield Metric("lustrain_slurm_up", GAUGE, "Whether Slurm's controller answers", [Sample(int(queue.error is None))])
+    nodes = [Sample(number, {"state": state, "flag": flag}) for (state, flag), number in sorted(queue.nodes.items())]
+    yield Metric("lustrain_slurm_nodes", GAUGE, "Nodes of Slurm, by state and the flag beside it", nodes)
+    jobs = [Sample(number, {"state": state}) for state, number in sorted(queue.jobs.items())]
+    yield Metric("lustrain_slurm_jobs", GAUGE, "Jobs of Slurm, by state; an array that waits is one", jobs)

@@ -12,6 +12,7 @@ from node_setup.agent.model import EXIT_IN_SYNC, Request
 from node_setup.agent.run import tune
 from node_setup.agent.run.plan import plan, rows
 from node_setup.agent.settings import catalog
+from node_setup.agent.slurm import queue as slurm_queue
 from node_setup.agent.wire.answer import empty_answer
 from node_setup.agent.wire.identity import Identity
 
@@ -28,9 +29,12 @@ def write(host: Host, request: Request, identity: Identity, folder: str) -> tupl
     settings = catalog.load()
     facts = tune.facts(host, request, identity, settings, LUSTRE_PARAMETERS)
     current = plan(settings, facts, request)
+    queue = slurm_queue.collect(host)
+    if queue is not None and queue.error:
+        facts["errors"] = [*facts["errors"], {"where": "slurm", "why": queue.error}]
     path = f"{folder.rstrip('/')}/{NAME}"
     try:
-        host.write(path, render(readings(facts, rows(current))))
+        host.write(path, render(readings(facts, rows(current), queue)))
     except OSError as error:
         raise UserError(problem("--textfile", path, f"cannot be written: {error.strerror}")) from None
     answer = {**empty_answer(identity), "profile": current.profile, "profile_why": current.profile_why}
