@@ -307,7 +307,24 @@ class Slurm(Section):
     """Default: a MariaDB on the controller, whose records end with that machine. Once set it can never be removed."""
 
 
+AddonName = Literal["vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns", "aws-fsx-csi-driver", "cert-manager"]
+
+
+class ExistingEks(Section):
+    """An EKS cluster that is there already, in the VPC of `network.existing`. What it has stays as it is: the stack adds access
+    entries for `access.admin_roles`, the add-ons that are named here or have a key of their own in `eks`, and HyperPod's
+    nodes, which get the security group that EKS made for the cluster beside their own."""
+
+    name: Annotated[
+        str, like(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", "the name of an EKS cluster, 100 characters at most", "platform")
+    ]
+    addons: tuple[AddonName, ...] = ()
+    """Add-ons of EKS that the cluster lacks and that the stack puts into it. `fab preflight --online` says which are
+    missing. They overwrite no settings, and their software stays when the stack ends."""
+
+
 class Eks(Section):
+    existing: ExistingEks | None = None
     version: Annotated[str, like(r"1\.\d{2}", "a Kubernetes version", NEWEST)] = NEWEST
     """Default: the newest that both EKS and HyperPod are known to take (`infra.catalog.kubernetes`) when the cluster is made; a
     running one keeps the version it has until you name one."""
@@ -324,6 +341,15 @@ class Eks(Section):
     """EKS add-on: queues, quotas and priorities for teams; it brings Kueue."""
     training_operator: bool = False
     """EKS add-on: restarts the failed processes of a job; it brings cert-manager, which it needs."""
+    cluster_role: RoleArn | None = None
+    """An existing role for the control plane; like the three below, the stack then makes none and changes nothing in this one.
+    `fab node-policy --role …` prints what each must trust, hold and allow."""
+    storage_role: RoleArn | None = None
+    """An existing role for the pods of the FSx CSI driver."""
+    operator_role: RoleArn | None = None
+    """An existing role for the pods of the training operator."""
+    karpenter_role: RoleArn | None = None
+    """An existing role with which HyperPod's Karpenter adds and removes nodes."""
 
     @property
     def version_named(self) -> bool:
@@ -389,6 +415,11 @@ class ClusterSpec(Section):
         """Zones of groups that are not in the cluster's, in the order of the groups."""
         zones = dict.fromkeys(self.zone_of(group) for group in self.groups)
         return tuple(zone for zone in zones if zone != self.zone_id)
+
+    @property
+    def eks_name(self) -> str:
+        """Return the name of the EKS cluster that HyperPod's nodes join."""
+        return self.eks.existing.name if self.eks.existing else self.name
 
     @property
     def hyperpod(self) -> bool:

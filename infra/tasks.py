@@ -30,7 +30,6 @@ class Preflight:
 @task("preflight")
 def preflight(flags: Preflight) -> TaskResult:
     """Find mistakes in a cluster's description before it is created. Exit code: 1 errors, 2 nothing to check, 3 no AWS."""
-    from infra.plan.nodes.eks import first_up
     from infra.plan.summary import summary
     from infra.preflight import commands, report
 
@@ -45,7 +44,7 @@ def preflight(flags: Preflight) -> TaskResult:
             lines += report.lines(findings)
         else:
             lines += [*summary(stack.spec), *report.lines(findings)]
-            lines += [*report.cost_lines(commands.costs(stack)), *first_up(stack.spec)]
+            lines += [*report.cost_lines(commands.costs(stack)), *commands.before_first_up(stack)]
     every = [finding for _, findings in found.values() for finding in findings]
     data = [{"stack": name} | row for name, (_, findings) in found.items() for row in report.as_data(findings)]
     return TaskResult(lines, data, USAGE if wrong else report.exit_code(every), wrong)
@@ -112,12 +111,18 @@ def deployer_policy(flags: InAccount) -> TaskResult:
     return TaskResult(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())
 
 
+@dataclass(frozen=True)
+class NodePolicy(InAccount):
+    role: str = flag("node", "whose: node, or with HyperPod on EKS eks-cluster, fsx-csi, train-operator or karpenter")
+
+
 @task("node-policy")
-def node_policy(flags: InAccount) -> TaskResult:
-    """Print what an existing role of the nodes (access.node_role) must trust, hold and allow."""
+def node_policy(flags: NodePolicy) -> TaskResult:
+    """Print what an existing role (access.node_role, or one of eks) must trust, hold and allow."""
     from infra.preflight import commands
 
-    return TaskResult(json.dumps(commands.node_policy(flags.stack, flags.account), indent=2).splitlines())
+    found = commands.role_policy(flags.stack, flags.account, flags.role)
+    return TaskResult(json.dumps(found, indent=2).splitlines())
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,53 @@ from collections.abc import Mapping, Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.nodes.eks import Addon, EksPlan
+from infra.components.auto_scaling import refusal
+from infra.config import ClusterSpec
+from infra.plan.nodes.eks import EXISTING, Addon, ControlPlane, EksPlan, unfit
+from lustrain.problem import UserError, problem
+
+
+def look_up_plane(spec: ClusterSpec) -> ControlPlane | None:
+    """Return the existing control plane that the spec names; UserError where HyperPod cannot join it."""
+    if spec.backend != "hyperpod-eks" or spec.eks.existing is None:
+        return None
+    try:
+        found = aws.eks.get_cluster(name=spec.eks_name)
+        network = _network_of(found)
+    except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
+        why = f"this EKS cluster cannot be looked up: {refusal(error)}"
+        raise UserError(
+            problem(EXISTING, spec.eks_name, why, fix="name a cluster of this account and region")
+        ) from None
+    plane = ControlPlane(
+        arn=found.arn,
+        version=found.version,
+        status=found.status,
+        authentication_mode=next((one.authentication_mode for one in found.access_configs), "CONFIG_MAP"),
+        vpc_id=network["vpcId"],
+        security_group_id=network["clusterSecurityGroupId"],
+    )
+    if problems := list(unfit(spec, plane)):
+        raise UserError(problems)
+    return plane
+
+
+def _network_of(found: aws.eks.GetClusterResult) -> Mapping[str, str]:
+    if found.vpc_config:
+        return {
+            "vpcId": found.vpc_config.vpc_id,
+            "clusterSecurityGroupId": found.vpc_config.cluster_security_group_id,
+        }
+    # A plugin without pulumi-aws's own names keeps Terraform's, under which the SDK drops the block.
+    raw = pulumi.runtime.invoke("aws:eks/getCluster:getCluster", {"name": found.name}).value
+    return dict(raw["vpcConfigs"][0])
 
 
 class EksCluster(pulumi.ComponentResource):
     """Control plane, access entries, pod identities and the add-ons that are healthy without nodes.
 
-    `role_arns` maps the plan's role keys to ARNs. `ready` is what HyperPod must wait for. `version` is the one that runs.
+    With `found` the control plane is an existing one, which this only adds to. `role_arns` maps the plan's role keys to ARNs.
+    `ready` is what HyperPod must wait for. `version` is the one that runs.
     """
 
     name: pulumi.Output[str]
@@ -28,11 +68,44 @@ class EksCluster(pulumi.ComponentResource):
         subnet_ids: Sequence[pulumi.Input[str]],
         security_group_ids: Sequence[pulumi.Input[str]],
         role_arns: Mapping[str, pulumi.Input[str]],
+        found: ControlPlane | None = None,
         depends_on: Sequence[pulumi.Resource] = (),
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:EksCluster", name, None, opts)
-        self.cluster = aws.eks.Cluster(
+        self.ready = []
+        if found is None:
+            self._make(name, plan, subnet_ids, security_group_ids, role_arns, depends_on)
+        else:
+            self.name, self.arn, self.version = (
+                pulumi.Output.from_input(value) for value in (plan.name, found.arn, found.version)
+            )
+        access = self._admit(name, plan)
+        identities = [
+            aws.eks.PodIdentityAssociation(
+                f"{name}-{identity.role}",
+                cluster_name=self.name,
+                namespace=identity.namespace,
+                service_account=identity.service_account,
+                role_arn=role_arns[identity.role],
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for identity in plan.pod_identities
+        ]
+        made = _make(self, name, plan.addons_before_nodes, self.name, ())
+        self.ready += [*access, *identities, *made]
+        self.register_outputs({"name": self.name, "arn": self.arn})
+
+    def _make(
+        self,
+        name: str,
+        plan: EksPlan,
+        subnet_ids: Sequence[pulumi.Input[str]],
+        security_group_ids: Sequence[pulumi.Input[str]],
+        role_arns: Mapping[str, pulumi.Input[str]],
+        depends_on: Sequence[pulumi.Resource],
+    ) -> None:
+        cluster = aws.eks.Cluster(
             f"{name}-cluster",
             name=plan.name,
             version=plan.version,
@@ -56,22 +129,8 @@ class EksCluster(pulumi.ComponentResource):
                 ignore_changes=list(plan.at_creation_only),
             ),
         )
-        self.name, self.arn, self.version = self.cluster.name, self.cluster.arn, self.cluster.version
-        access = self._admit(name, plan)
-        identities = [
-            aws.eks.PodIdentityAssociation(
-                f"{name}-{identity.role}",
-                cluster_name=self.name,
-                namespace=identity.namespace,
-                service_account=identity.service_account,
-                role_arn=role_arns[identity.role],
-                opts=pulumi.ResourceOptions(parent=self),
-            )
-            for identity in plan.pod_identities
-        ]
-        made = _make(self, name, plan.addons_before_nodes, self.name, ())
-        self.ready = [self.cluster, *access, *identities, *made]
-        self.register_outputs({"name": self.name, "arn": self.arn})
+        self.name, self.arn, self.version = cluster.name, cluster.arn, cluster.version
+        self.ready.append(cluster)
 
     def _admit(self, name: str, plan: EksPlan) -> list[pulumi.Resource]:
         made: list[pulumi.Resource] = []
@@ -126,6 +185,7 @@ def _make(
             addon_name=addon.name,
             resolve_conflicts_on_create=addon.on_create,
             resolve_conflicts_on_update=addon.on_update,
+            preserve=addon.preserve or None,
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 depends_on=[*first, *depends_on],

@@ -11,13 +11,13 @@ import pulumi_aws as aws
 
 from infra.clock import now
 from infra.components.auto_scaling import AutoScalingNodeGroup, FoundImage, Reservation, look_up, refusal
-from infra.components.eks import EksCluster, NodeAddons
+from infra.components.eks import EksCluster, NodeAddons, look_up_plane
 from infra.components.foundation import Foundation
 from infra.components.hyperpod import HyperPod
 from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group, parse
-from infra.plan.nodes.eks import KARPENTER_ROLE
+from infra.plan.nodes.eks import KARPENTER_ROLE, ControlPlane
 from infra.plan.nodes.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.nodes.user_data import user_data
 from infra.plan.outputs import DeployedIds, cluster
@@ -89,10 +89,11 @@ def current_place() -> Place:
 
 def build(plan: Plan) -> dict[str, Any]:
     """Declare every resource of the plan; of the outputs, `cluster` is the contract (lustrain/cluster.py)."""
-    # All images are looked up before anything is declared: a refusal then leaves nothing half-made.
+    # What is there already is looked up before anything is declared: a refusal then leaves nothing half-made.
+    plane = look_up_plane(plan.spec)
     images = {node_group.group: look_up(node_group.group, node_group.image) for node_group in plan.node_groups}
     base = Foundation(plan)
-    nodes = _hyperpod(plan, base) if plan.spec.hyperpod else _node_groups(plan, base, images)
+    nodes = _hyperpod(plan, base, plane) if plan.spec.hyperpod else _node_groups(plan, base, images)
     watch = Observability(
         plan.spec.name,
         plan.observability,
@@ -150,13 +151,15 @@ def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage])
     return Nodes(auto_scaling_groups=made, reservations=[item.reservation_id for item in reserved.values()])
 
 
-def _hyperpod(plan: Plan, base: Foundation) -> Nodes:
-    spec, eks = plan.spec, _eks(plan, base)
+def _hyperpod(plan: Plan, base: Foundation, plane: ControlPlane | None) -> Nodes:
+    spec, eks = plan.spec, _eks(plan, base, plane)
+    # Ours and an existing control plane have no other group in common.
+    joins = [plane.security_group_id] if plane else []
     lustre, home = spec.storage.lustre, spec.storage.home
     refs = Refs(
         role_arn=base.roles.arns["node"],
         subnet_id=base.network.compute_subnet_id,
-        security_group_ids=[base.security.ids["cluster"], *spec.network.security_group_ids],
+        security_group_ids=[base.security.ids["cluster"], *joins, *spec.network.security_group_ids],
         lifecycle_uri=base.bundle.uri,
         zone_subnet_ids=base.network.zone_subnet_ids,
         lustre=Mount(base.lustre.dns_name, base.lustre.mount_name, lustre.mount_path)
@@ -179,7 +182,7 @@ def _hyperpod(plan: Plan, base: Foundation) -> Nodes:
     )
 
 
-def _eks(plan: Plan, base: Foundation) -> EksCluster | None:
+def _eks(plan: Plan, base: Foundation, plane: ControlPlane | None) -> EksCluster | None:
     if plan.eks is None:
         return None
     return EksCluster(
@@ -188,6 +191,7 @@ def _eks(plan: Plan, base: Foundation) -> EksCluster | None:
         base.network.control_subnet_ids,
         [base.security.ids["cluster"]],
         base.roles.arns,
+        found=plane,
         depends_on=[base.roles],
     )
 

@@ -119,7 +119,7 @@ def cost(plan: Plan) -> Cost:
         parts.append(_lustre(plan.lustre, region))
     if plan.home:
         parts.append(_home(plan.home, region))
-    if plan.eks:
+    if plan.eks and not plan.eks.existing:
         parts.append(_eks(plan, region))
     parts += _network(spec, region)
     parts.append(_watch(plan, region))

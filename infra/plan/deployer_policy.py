@@ -137,12 +137,14 @@ def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     for plan in plans:
         if plan.existing is not None:
             passed = {"StringEquals": {"iam:PassedToService": services([plan])}}
-            yield allow("NodeRolePass", ["iam:PassRole"], plan.existing, passed)
-            yield allow("NodeRoleLook", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], plan.existing)
+            name = "".join(word.capitalize() for word in plan.key.split("-"))
+            yield allow(f"{name}RolePass", ["iam:PassRole"], plan.existing, passed)
+            yield allow(f"{name}RoleLook", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], plan.existing)
             if plan.existing_profile is not None:
                 yield allow("NodeProfileLook", ["iam:GetInstanceProfile"], plan.existing_profile)
     linked = place.arn("iam", "role/aws-service-role/*", region="")
-    names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *SERVICE_LINKED[spec.backend]]}}
+    makes = [one for one in SERVICE_LINKED[spec.backend] if not (spec.eks.existing and one.startswith("eks."))]
+    names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *makes]}}
     yield allow("ServiceLinkedRoles", ["iam:CreateServiceLinkedRole"], linked, names)
     lustre = place.arn("iam", "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*", region="")
     if spec.storage.lustre and spec.storage.lustre.associations:
@@ -325,12 +327,35 @@ def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 
 def _eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    yield allow("EksMake", ["eks:CreateCluster"], "*")
     kinds = ("cluster/{0}", "addon/{0}/*/*", "access-entry/{0}/*", "podidentityassociation/{0}/*")
-    arns = [place.arn("eks", kind.format(spec.name)) for kind in kinds]
-    actions = """DescribeCluster UpdateClusterConfig UpdateClusterVersion DeleteCluster DescribeUpdate CreateAddon
-        DescribeAddon UpdateAddon DeleteAddon CreateAccessEntry DescribeAccessEntry UpdateAccessEntry DeleteAccessEntry
-        AssociateAccessPolicy DisassociateAccessPolicy ListAssociatedAccessPolicies CreatePodIdentityAssociation
-        DescribePodIdentityAssociation UpdatePodIdentityAssociation DeletePodIdentityAssociation TagResource
-        UntagResource ListTagsForResource"""
-    yield allow("Eks", _named_actions("eks", actions), arns)
+    cluster, *inside = (place.arn("eks", kind.format(spec.eks_name)) for kind in kinds)
+    if spec.eks.existing:
+        yield from _existing_eks(spec, cluster, inside)
+        return
+    add = """DescribeUpdate CreateAddon DescribeAddon UpdateAddon DeleteAddon CreateAccessEntry DescribeAccessEntry
+        UpdateAccessEntry DeleteAccessEntry AssociateAccessPolicy DisassociateAccessPolicy ListAssociatedAccessPolicies
+        CreatePodIdentityAssociation DescribePodIdentityAssociation UpdatePodIdentityAssociation
+        DeletePodIdentityAssociation TagResource UntagResource
+        ListTagsForResource"""
+    yield allow("EksMake", ["eks:CreateCluster"], "*")
+    make = "DescribeCluster UpdateClusterConfig UpdateClusterVersion DeleteCluster"
+    yield allow("Eks", _named_actions("eks", f"{make} {add}"), [cluster, *inside])
+
+
+def _existing_eks(spec: ClusterSpec, cluster: str, inside: Sequence[str]) -> Iterator[Statement]:
+    """Yield what an existing control plane is read with, and what is made in it. HyperPod makes its own access entries there,
+    with the rights of who creates the HyperPod cluster
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-prerequisites-iam.html). To make something in a cluster
+    is a right on the cluster; to change or delete one, a right on the thing
+    (https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelastickubernetesservice.html)."""
+    look = """DescribeCluster DescribeUpdate ListAddons DescribeAddon DescribeAccessEntry ListAssociatedAccessPolicies
+        DescribePodIdentityAssociation ListTagsForResource"""
+    yield allow("EksLook", _named_actions("eks", look), [cluster, *inside])
+    yield allow("EksAdd", _named_actions("eks", "CreateAccessEntry CreateAddon CreatePodIdentityAssociation"), cluster)
+    entries = "AssociateAccessPolicy DisassociateAccessPolicy UpdateAccessEntry DeleteAccessEntry"
+    # HyperPod's own entries have no tag of ours.
+    yield allow("EksEntries", _named_actions("eks", entries), inside[1])
+    others = "UpdateAddon DeleteAddon UpdatePodIdentityAssociation DeletePodIdentityAssociation"
+    yield allow("EksOwn", _named_actions("eks", others), [inside[0], inside[2]], _ours(spec))
+    yield allow("EksTag", ["eks:TagResource"], inside)
+    yield allow("EksUntag", ["eks:UntagResource"], inside, _ours(spec))

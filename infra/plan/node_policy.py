@@ -157,6 +157,6 @@ def _hyperpod_eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     )
     look = ["ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeTags"]
     yield allow("NodesLook", look, "*")
-    yield allow("PodIdentity", ["eks-auth:AssumeRoleForPodIdentity"], place.arn("eks", f"cluster/{spec.name}"))
+    yield allow("PodIdentity", ["eks-auth:AssumeRoleForPodIdentity"], place.arn("eks", f"cluster/{spec.eks_name}"))
     yield allow("EcrPullAddons", PULL, place.arn("ecr", "repository/*", account="*"))
     yield allow("AlarmsLook", ["cloudwatch:DescribeAlarms"], place.arn("cloudwatch", "alarm:*"))

@@ -14,7 +14,7 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.plan.documents import Document, allow, document, trust
 from infra.plan.node_policy import node_statements
-from infra.plan.nodes.eks import CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE
+from infra.plan.nodes.eks import CLUSTER_ROLE, CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE, pod_identities
 from infra.plan.place import COST_TAG, Place
 
 GRANTED = (
@@ -49,17 +49,34 @@ class RolePlan:
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
-    """`node` always; with `hyperpod-eks` also `eks-cluster` and one for each chosen part that needs one."""
+    """`node` always; with `hyperpod-eks` also one for the control plane that the stack makes, and one for each chosen part that
+    needs one."""
     if spec.backend != "hyperpod-eks":
         return (node_role(spec, place),)
-    plans = [node_role(spec, place), _eks_cluster(spec, place)]
-    if spec.storage.lustre:
+    pods = {identity.role for identity in pod_identities(spec)}
+    plans = [] if spec.eks.existing else [_eks_cluster(spec, place)]
+    if CSI_ROLE in pods:
         plans.append(_fsx_csi(spec, place))
-    if spec.eks.training_operator:
+    if OPERATOR_ROLE in pods:
         plans.append(_train_operator(spec, place))
     if spec.eks.karpenter:
         plans.append(_karpenter(spec, place))
-    return tuple(plans)
+    existing = {plan.key: getattr(spec.eks, EKS_ROLES[plan.key]) for plan in plans}
+    return (node_role(spec, place), *(replace(plan, existing=existing[plan.key]) for plan in plans))
+
+
+EKS_ROLES = {
+    CLUSTER_ROLE: "cluster_role",
+    CSI_ROLE: "storage_role",
+    OPERATOR_ROLE: "operator_role",
+    KARPENTER_ROLE: "karpenter_role",
+}
+"""Key under `eks` of an existing role, by the key of its plan."""
+
+
+def key_of_existing(plan: RolePlan) -> str:
+    """Return the path of the spec's key that names an existing role in place of this one."""
+    return f"eks.{EKS_ROLES[plan.key]}" if plan.key in EKS_ROLES else "access.node_role"
 
 
 def role_path(spec: ClusterSpec) -> str:
@@ -143,7 +160,7 @@ def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:
 def _eks_cluster(spec: ClusterSpec, place: Place) -> RolePlan:
     """https://docs.aws.amazon.com/eks/latest/userguide/cluster-iam-role.html"""
     managed = (place.managed_policy("AmazonEKSClusterPolicy"),)
-    return _role(spec, "eks-cluster", f"EKS control plane of {spec.name}", trust("eks"), managed=managed)
+    return _role(spec, CLUSTER_ROLE, f"EKS control plane of {spec.name}", trust("eks"), managed=managed)
 
 
 def _fsx_csi(spec: ClusterSpec, place: Place) -> RolePlan:
@@ -165,7 +182,7 @@ def _of_pods(spec: ClusterSpec, place: Place, key: str, description: str, policy
     """Pods get the role through EKS Pod Identity (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html)."""
     condition = {
         "StringEquals": {"aws:SourceAccount": place.account},
-        "ArnEquals": {"aws:SourceArn": place.arn("eks", f"cluster/{spec.name}")},
+        "ArnEquals": {"aws:SourceArn": place.arn("eks", f"cluster/{spec.eks_name}")},
     }
     trusted = trust("pods.eks", actions=("sts:AssumeRole", "sts:TagSession"), condition=condition)
     return _role(spec, key, description, trusted, policy)

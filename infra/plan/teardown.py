@@ -28,13 +28,11 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
             )
     if spec.alarms.emails:
         lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
-    if commands := helm_commands(spec, plan.place):
+    if not spec.eks.existing and (commands := helm_commands(spec, plan.place)):
         lines.append(f"HyperPod wants its Helm chart before its nodes. Type in infra/, {helm_place(spec)}:")
         lines += [f"  {command}" for command in commands]
-        if spec.eks.karpenter:
-            lines.append(
-                f"Karpenter brings nodes once you have applied a HyperpodNodeClass and a NodePool: {KARPENTER}"
-            )
+    if spec.backend == "hyperpod-eks" and spec.eks.karpenter:
+        lines.append(f"Karpenter brings nodes once you have applied a HyperpodNodeClass and a NodePool: {KARPENTER}")
     return tuple(lines)
 
 
@@ -62,9 +60,12 @@ def _before(spec: ClusterSpec) -> list[str]:
         lines.append(f"Copy away what you need: what lies {where} is in no bucket, and ends with the file system")
     if protected(spec):
         beside = "controller, login nodes" if spec.backend == "hyperpod-slurm" else "EKS control plane"
+        costs = "it would stay" if spec.eks.existing else f"it would stay and go on costing, with its {beside}"
+        lines.append(f"HyperPod on a training plan is protected: {costs}. Unprotect it first: {unprotect(spec)}")
+    if spec.backend == "hyperpod-eks" and spec.eks.existing:
         lines.append(
-            f"HyperPod on a training plan is protected: it would stay and go on costing, with its {beside}. "
-            f"Unprotect it first: {unprotect(spec)}"
+            f"EKS cluster {spec.eks_name} is not the stack's: it stays, and so do HyperPod's chart and the software of add-ons "
+            "that the stack put into it"
         )
     return lines
 

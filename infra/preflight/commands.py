@@ -14,8 +14,9 @@ from infra.config import ClusterSpec, parse
 from infra.plan import deployer_policy as iam_deployer
 from infra.plan.cost import Cost, cost
 from infra.plan.nodes.bundle import bundle
+from infra.plan.nodes.eks import first_up
 from infra.plan.place import Place
-from infra.plan.roles import node_role
+from infra.plan.roles import roles
 from infra.preflight import stackfile
 from infra.preflight.change import Change
 from infra.preflight.explain import explain, explain_bundle
@@ -88,6 +89,11 @@ def _as_deployed(spec: Any) -> Any:
     return {**spec, "eks": {**BEFORE, **eks}} if isinstance(eks, Mapping) else spec
 
 
+def before_first_up(stack: stackfile.Stack) -> list[str]:
+    """Return what a person has to know, and do, before the first `pulumi up` of a stack."""
+    return list(first_up(stack.spec, Context.of_region(stack.spec, stack.region).place))
+
+
 NO_REGION = "the stack names no aws:region: these are the prices of us-east-1"
 
 
@@ -103,9 +109,13 @@ def policies(stack: str, account: str) -> list[Any]:
     return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(spec, place)))
 
 
-def node_policy(stack: str, account: str) -> dict[str, Any]:
-    """Return what a role of the nodes must trust, which of AWS's policies it must hold, and what else it must allow."""
-    plan = node_role(*_placed(stack, account))
+def role_policy(stack: str, account: str, role: str) -> dict[str, Any]:
+    """Return what a role must trust, which of AWS's policies it must hold, and what else it must allow. UserError lists the
+    stack's roles where there is no such one."""
+    plans = {plan.key: plan for plan in roles(*_placed(stack, account))}
+    if role not in plans:
+        raise UserError(problem("--role", role, "is not a role of this stack", allowed=", ".join(plans)))
+    plan = plans[role]
     return {"trust": plan.trust, "managed": list(plan.managed), "policy": plan.policy}
 
 

@@ -279,6 +279,31 @@ def _accounting(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if new.backend != "hyperpod-eks":
         return
+    before, after = old.eks.existing, new.eks.existing
+    if (before and before.name) != (after and after.name):
+        was, will_be = (spec.eks.existing.name if spec.eks.existing else OWN_EKS for spec in (old, new))
+        message = f"{was} becomes {will_be}"
+        yield Change("eks.existing.name", Effect.REPLACES_CLUSTER, message, NODES_LOST, SECOND_STACK)
+    elif before and after:
+        if before.addons != after.addons:
+            message = f"{shown(before.addons)} becomes {shown(after.addons)}; the software of those that go stays"
+            yield Change("eks.existing.addons", Effect.IN_PLACE, message)
+    else:
+        yield from _control_plane(old, new)
+    if old.eks.tiered_memory_percent != new.eks.tiered_memory_percent:
+        yield Change("eks.tiered_memory_percent", Effect.IN_PLACE, "is changed on the running cluster")
+    yield from _kubernetes_options(old, new)
+    if old.access.admin_roles != new.access.admin_roles:
+        yield Change("access.admin_roles", Effect.IN_PLACE, "access entries are made and removed")
+
+
+OWN_EKS = "a control plane of the stack's own"
+NODES_LOST = "every node with its local disks and jobs"
+SECOND_STACK = "make a second stack, move over, destroy the first"
+
+
+def _control_plane(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """Yield what changes on a control plane that the stack made."""
     here, named = "eks.version", new if new.eks.version_named else old
     before, after = (tuple(map(int, spec.eks.version.split("."))) for spec in (old, named))
     if after < before:
@@ -291,12 +316,14 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     elif after > before:
         message = "the control plane goes first, nodes follow by `aws sagemaker update-cluster-software`, re-imaged"
         yield Change(here, Effect.REIMAGES, message, "root disks, when you update the nodes", "save what lies there")
-    for key in ("tiered_memory_percent", "public_access_cidrs", "upgrade_policy"):
+    for key in ("public_access_cidrs", "upgrade_policy"):
         if getattr(old.eks, key) != getattr(new.eks, key):
             yield Change(f"eks.{key}", Effect.IN_PLACE, "is changed on the running cluster")
-    yield from _kubernetes_options(old, new)
-    if old.access.admin_roles != new.access.admin_roles:
-        yield Change("access.admin_roles", Effect.IN_PLACE, "access entries are made and removed")
+    if old.eks.cluster_role != new.eks.cluster_role:
+        # EKS changes the role of no control plane
+        # (https://docs.aws.amazon.com/eks/latest/APIReference/API_UpdateClusterConfig.html).
+        message = f"{old.eks.cluster_role or MADE_ROLE} becomes {new.eks.cluster_role or MADE_ROLE}"
+        yield Change("eks.cluster_role", Effect.REPLACES_CLUSTER, message, NODES_LOST, SECOND_STACK)
 
 
 def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -313,6 +340,10 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         elif before and not after:
             lost = f"its {kept} in Kubernetes"
             yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on is removed", lost, "let the jobs end first")
+    for key in ("storage_role", "operator_role", "karpenter_role"):
+        if (was := getattr(old.eks, key)) != (will_be := getattr(new.eks, key)):
+            message = f"{was or MADE_ROLE} becomes {will_be or MADE_ROLE}"
+            yield Change(f"eks.{key}", Effect.IN_PLACE, f"{message}; pods that run keep the old one")
 
 
 def _roles(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

@@ -58,7 +58,7 @@ def edited(stack: str, edits: Mapping[str, Any]) -> dict[str, Any]:
         table: Any = found
         for key in parents:
             table = table[int(key)] if isinstance(table, list) else table.setdefault(key, {})
-        _put(table, last, value)
+        _put(table, last, copy.deepcopy(value))
     return found  # type: ignore[no-any-return]
 
 

@@ -15,7 +15,8 @@ PROXY: dict[str, Any] = {"http": "http://proxy.example.com:3128", "no_proxy": ["
 FURTHER = "network.security_group_ids"
 CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
+SUBNET = "subnet-0123456789abcdef0"
+EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": SUBNET}
 LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id": "sg-0123456789abcdef0"}
 US_EAST_1_DNS = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
@@ -52,6 +53,29 @@ TWO_TYPES: dict[str, Any] = {
 }
 UNLIKE = ("g5.48xlarge", "g6e.12xlarge", "inf2.24xlarge", "g5g.16xlarge", "g4dn.metal", "mac1.metal")
 """Types that differ from a g6.12xlarge: in accelerators, their memory, their maker, the architecture, and Linux."""
+GB200 = {
+    "architecture": "arm64",
+    "vcpus": 144,
+    "memory_gib": 960,
+    "accelerators": {"name": "NVIDIA GB200", "count": 4, "memory_gib": 185},
+    "efa": 8,
+    "network_cards": [{}, *[{"interfaces": 1, "types": ["efa-only"]}, {}] * 8],
+}
+"""A p6e-gb200.36xlarge, by hand."""
+TRN3 = {**P9, "accelerators": {"name": "AWS Trainium3", "count": 16, "memory_gib": 144, "kind": "neuron"}}
+"""Of Trainium3 only the devices are known."""
+ULTRASERVER: dict[str, Any] = {
+    "instance_types": {"p6e-gb200.36xlarge": GB200},
+    "groups.0.instance_type": "p6e-gb200.36xlarge",
+    "groups.0.count": 18,
+    "groups.0.capacity.size": 18,
+}
+JOINED: dict[str, Any] = {
+    "network": {"existing": EXISTING},
+    "access": {},
+    "eks": {"existing": {"name": "platform"}, "tiered_memory_percent": 20},
+}
+"""Of the EKS example: nodes for an EKS cluster that is there already."""
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
 
@@ -191,6 +215,8 @@ MISTAKES = [
     Mistake("CAP-022", SPOT, {**TWO_TYPES, OTHERS: ["g5.12xlarge", "g6.12xlarge"]}, f"{OTHERS}.1"),
     Mistake("CAP-022", SPOT, {"groups.0.capacity.on_demand_base": 8}),
     Mistake("CAP-022", EKS, {"groups.1.capacity.on_demand_base": 1}),
+    Mistake("CAP-024", BLOCK, {**ULTRASERVER, "groups.0.capacity.size": 16}),
+    Mistake("CAP-024", SPOT, {**ULTRASERVER, "groups.0.capacity": {"mode": "spot"}}, ".mode"),
     Mistake("CAP-023", SPOT, {**TWO_TYPES, "groups.0.placement": "cluster"}),
     Mistake("EC2-020", SPOT, {**TWO_TYPES, "zone_id": "use1-az3"}, f"{OTHERS}.0"),
     Mistake("EC2-001", SPOT, {"groups.0.instance_type": "g6e.48xlrage"}),
@@ -288,6 +314,22 @@ MISTAKES = [
     Mistake("EKS-020", EKS, {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}, "eks.version"),
     Mistake("EKS-021", EKS, {"zone_id": "use1-az3"}, place=Place("us-east-1", "123456789012")),
     Mistake("EKS-009", EKS, {"groups.0": GONE}, "groups"),
+    Mistake("EKS-040", EKS, {**JOINED, "network": {}}, "network.existing"),
+    *(
+        Mistake("EKS-041", EKS, {**JOINED, f"eks.{key}": value})
+        for key, value in {
+            "version": "1.35",
+            "upgrade_policy": "EXTENDED",
+            "public_access_cidrs": ["52.95.4.7/32"],
+            "cluster_role": NODE_ROLE,
+        }.items()
+    ),
+    Mistake("EKS-041", EKS, {**JOINED, "network.existing.control_subnet_ids": [SUBNET]}),
+    Mistake("EKS-042", EKS, {"eks.storage_role": NODE_ROLE}),
+    Mistake("EKS-042", EKS, {"eks.operator_role": NODE_ROLE}),
+    Mistake("EKS-042", EKS, {"eks.karpenter_role": NODE_ROLE}),
+    Mistake("EKS-042", EKS, {**JOINED, "eks.existing.addons": ["coredns", "cert-manager"]}, ".1"),
+    Mistake("NET-018", EKS, {**JOINED, FURTHER: [f"sg-0123456{number}" for number in range(4)]}),
     Mistake("EKS-022", EKS, {"groups.0.root_volume_gib": 100}),
     Mistake("FSX-001", SPOT, {"storage.lustre": {"capacity_gib": 5000, "per_tib_mb_s": 250}}, ".capacity_gib"),
     Mistake(
@@ -373,6 +415,7 @@ MISTAKES = [
     Mistake("IAM-004", SPOT, {"access.permissions_boundary": BOUNDARY.format("-cn", "123456789012")}),
     Mistake("IAM-008", SPOT, {"access.permissions_boundary": BOUNDARY.format("", "210987654321")}),
     Mistake("IAM-008", SLURM, {"access.node_role": "arn:aws:iam::210987654321:role/nodes"}),
+    Mistake("IAM-008", EKS, {"eks.cluster_role": "arn:aws:iam::210987654321:role/eks"}),
     Mistake("IAM-009", SPOT, {"access.node_role": NODE_ROLE}),
     Mistake("IAM-009", SPOT, {"access.instance_profile": PROFILE}),
     Mistake("CFG-007", SLURM, {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE}),

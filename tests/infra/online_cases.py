@@ -10,13 +10,14 @@ from typing import Any
 
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.node_policy import node_statements
-from infra.plan.nodes.eks import addons
+from infra.plan.nodes.eks import addons, needed_addons
 from tests.infra.edits import place, spec_of
 from tests.infra.mistakes import (
     BLOCK,
     BOUNDARY,
     EKS,
     FURTHER,
+    JOINED,
     KEY,
     LINKS,
     NODE_ROLE,
@@ -60,6 +61,31 @@ def offered(*zones: str, type_: str = "g6e.48xlarge") -> Answer:
     kind = {"InstanceType": type_, "LocationType": "availability-zone-id"}
     found = [{**kind, "Location": zone} for zone in zones]
     return "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": found}
+
+
+def eks(**changes: Any) -> Answer:
+    """An EKS cluster that HyperPod can join."""
+    network = {"vpcId": VPC, "clusterSecurityGroupId": GROUP, "endpointPrivateAccess": True, "publicAccessCidrs": []}
+    about = {"arn": "arn:aws:eks:us-east-2:123456789012:cluster/platform", "version": "1.35", "status": "ACTIVE"}
+    found = {**about, "accessConfig": {"authenticationMode": "API"}}
+    found |= {key: value for key, value in changes.items() if key not in network}
+    network |= {key: value for key, value in changes.items() if key in network}
+    return "eks", "describe_cluster", {"cluster": {**found, "resourcesVpcConfig": network}}
+
+
+def addons_of(*names: str) -> Answer:
+    return "eks", "list_addons", {"addons": list(names)}
+
+
+def made_by(tags: dict[str, str]) -> Answer:
+    """An add-on with these tags."""
+    return "eks", "describe_addon", {"addon": {"tags": tags}}
+
+
+def entry(tags: dict[str, str], *, absent: bool = False) -> Answer:
+    """An access entry with these tags, or none."""
+    answer = "ResourceNotFoundException" if absent else {"accessEntry": {"tags": tags}}
+    return "eks", "describe_access_entry", answer
 
 
 def quota(name: str, value: float, **more: float) -> Answer:
@@ -365,6 +391,11 @@ LISTED = {"PrefixListIds": [{"PrefixListId": "pl-0123456789abcdef0"}]}
 MINE: dict[str, Any] = {"buckets.data": "mine"}
 SSH_KEY: dict[str, Any] = {"access.ssh_key": "me"}
 BOUNDED: dict[str, Any] = {"access.permissions_boundary": BOUNDARY.format("", "123456789012")}
+NEEDED = [addon.name for addon in needed_addons(spec_of(EKS, JOINED))]
+WITH_ADDONS: dict[str, Any] = {**JOINED, "eks.existing.addons": ["eks-pod-identity-agent", "coredns"]}
+ADMITTED: dict[str, Any] = {**JOINED, "access.admin_roles": [NODE_ROLE]}
+GIVEN_EKS_ROLE: dict[str, Any] = {"eks.cluster_role": NODE_ROLE}
+TAGGED_EKS = {"lustrain:cluster": spec_of(EKS, {}).name}
 EXTENDED = {"eks.upgrade_policy": "EXTENDED"}
 EMPTY = [no_bucket("404")] * 3
 ADDONS = len(addons(spec_of(EKS, {})))
@@ -652,6 +683,33 @@ CASES = [
     Case("NET-109", SPOT, []),
     Case("NET-109", SPOT, endpoint_services("com.amazonaws.us-east-1.ssm"), "network.closed", edits=CLOSED),
     Case("NET-109", SPOT, endpoint_services(zone="us-east-1a"), "network.closed", edits=CLOSED),
+    Case("EKS-102", EKS, [eks(), *[addon()] * 2], edits=WITH_ADDONS),
+    Case("EKS-102", EKS, [eks(), addon(), addon("")], "eks.existing.name", edits=WITH_ADDONS),
+    Case("EKS-103", EKS, [eks()], edits=JOINED),
+    Case("EKS-103", EKS, [eks(accessConfig={"authenticationMode": "API_AND_CONFIG_MAP"})], edits=JOINED),
+    Case("EKS-103", EKS, [("eks", "describe_cluster", "ResourceNotFoundException")], "eks.existing.name", edits=JOINED),
+    Case("EKS-103", EKS, [eks(status="UPDATING")], "eks.existing.name", edits=JOINED),
+    Case("EKS-103", EKS, [eks(accessConfig={"authenticationMode": "CONFIG_MAP"})], "eks.existing.name", edits=JOINED),
+    Case("EKS-103", EKS, [eks(vpcId="vpc-99999999")], "eks.existing.name", edits=JOINED),
+    Case("EKS-104", EKS, [eks()], edits=JOINED),
+    Case("EKS-104", EKS, [eks(version="1.29")], "eks.existing.name", "warning", edits=JOINED),
+    Case("EKS-105", EKS, [eks()], edits=JOINED),
+    Case("EKS-105", EKS, [eks(endpointPrivateAccess=False)], "eks.existing.name", "warning", edits=JOINED),
+    Case(
+        "EKS-105",
+        EKS,
+        [eks(endpointPrivateAccess=False)],
+        "eks.existing.name",
+        edits={**JOINED, "network.closed": True},
+    ),
+    Case("EKS-106", EKS, [eks(), addons_of(*NEEDED)], edits=JOINED),
+    Case("EKS-106", EKS, [eks(), addons_of("vpc-cni", "kube-proxy")], edits=WITH_ADDONS),
+    Case("EKS-106", EKS, [eks(), addons_of(*NEEDED), *[made_by(TAGGED_EKS)] * 2], edits=WITH_ADDONS),
+    Case("EKS-106", EKS, [eks(), addons_of(*NEEDED), *[made_by({})] * 2], "eks", edits=WITH_ADDONS),
+    Case("EKS-106", EKS, [eks(), addons_of(*NEEDED[1:])], "eks.existing.addons", "warning", edits=JOINED),
+    Case("EKS-107", EKS, [eks(), entry({}, absent=True)], edits=ADMITTED),
+    Case("EKS-107", EKS, [eks(), entry(TAGGED_EKS)], edits=ADMITTED),
+    Case("EKS-107", EKS, [eks(), entry({})], "access.admin_roles.0", edits=ADMITTED),
     Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
     Case("IAM-101", EKS, [], edits=ELSEWHERE),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),
@@ -663,6 +721,8 @@ CASES = [
     Case("IAM-103", SPOT, [role("ec2"), NO_PROFILE], "access.instance_profile", edits=GIVEN),
     Case("IAM-103", SLURM, [role("sagemaker")], edits=GIVEN_ROLE),
     Case("IAM-103", SLURM, [("iam", "get_role", "NoSuchEntity")], "access.node_role", edits=GIVEN_ROLE),
+    Case("IAM-103", EKS, [role("eks")], edits=GIVEN_EKS_ROLE),
+    Case("IAM-103", EKS, [role("ec2")], "eks.cluster_role", edits=GIVEN_EKS_ROLE),
     Case("IAM-105", SPOT, within_boundary(*["allowed"] * STATEMENTS), edits=BOUNDED),
     Case("IAM-105", SPOT, [("iam", "get_policy", "NoSuchEntity")], edits=BOUNDED),
     Case("IAM-105", SPOT, within_boundary()[:2], edits={**BOUNDED, **GIVEN}),

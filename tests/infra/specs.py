@@ -82,6 +82,7 @@ LUSTRES = st.sampled_from(
 def specs(draw: st.DrawFn) -> ClusterSpec:
     backend = draw(st.sampled_from(["ec2", "hyperpod-slurm", "hyperpod-eks"]))
     options = ("karpenter", "task_governance", "training_operator") if backend == "hyperpod-eks" else ()
+    there = [None, {"name": "platform", "addons": ["aws-fsx-csi-driver"]}] if backend == "hyperpod-eks" else [None]
     return spec_of(
         backend,
         kind=draw(st.sampled_from(TYPES)),
@@ -91,6 +92,6 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
         storage={"lustre": draw(LUSTRES), "home": draw(st.sampled_from([None, {}]))},
         observability={"prometheus": draw(st.booleans())},
         buckets={"kms_key": draw(st.sampled_from([None, "alias/data", "1234abcd-12ab-34cd-56ef-1234567890ab"]))},
-        eks={option: draw(st.booleans()) for option in options},
+        eks={"existing": draw(st.sampled_from(there)), **{option: draw(st.booleans()) for option in options}},
         runs_uri=draw(st.sampled_from([None, "/fsx/runs/", "s3://team-runs/demo/", "s3://team-runs"])),
     )

@@ -22,6 +22,7 @@ from tests.infra.mistakes import (
     BLOCK,
     EKS,
     EXISTING,
+    JOINED,
     KEY,
     LUSTRE,
     NODE_ROLE,
@@ -32,7 +33,7 @@ from tests.infra.mistakes import (
     TWO_TYPES,
     US_EAST_1_DNS,
 )
-from tests.infra.registered import Registered, built, waits_for
+from tests.infra.registered import Registered, built, properties_of, waits_for
 
 TEMPLATE, GROUP = "aws:ec2/launchTemplate:LaunchTemplate", "aws:autoscaling/group:Group"
 CLUSTER, PLANE = "aws:cloudcontrol/resource:Resource", "aws:eks/cluster:Cluster"
@@ -46,6 +47,15 @@ RESERVATION, HOOK = "aws:ec2/capacityReservation:CapacityReservation", "aws:auto
 IMAGE = "ami-0fedcba9876543210"
 HYPERPOD_ARN = "arn:aws:sagemaker:us-east-2:123456789012:cluster/abcdefghijkl"
 LONGEST = "a" * 40
+JOINED_GROUP = "sg-0fedcba9876543210"
+PLATFORM: dict[str, Any] = {
+    "arn": "arn:aws:eks:us-east-2:123456789012:cluster/platform",
+    "version": "1.34",
+    "status": "ACTIVE",
+    "accessConfigs": [{"authenticationMode": "API_AND_CONFIG_MAP"}],
+    "vpcConfig": {"vpcId": EXISTING["vpc_id"], "clusterSecurityGroupId": JOINED_GROUP},
+}
+"""An existing EKS cluster, as the provider tells it."""
 AUTOMATIC = len("-1234567")
 """What Pulumi adds to a name that the program does not set."""
 LIMITS = {
@@ -77,6 +87,8 @@ class Aws(Recorder):
         if args.token == "aws:ec2/getAmi:getAmi":
             assert args.args["filters"] == [{"name": "image-id", "values": [IMAGE]}]
             return {"rootDeviceName": "/dev/xvda"}, []
+        if args.token == "aws:eks/getCluster:getCluster":
+            return {**PLATFORM, "name": args.args["name"]}, []
         if args.token == "aws:ec2/getPrefixList:getPrefixList":
             return {"id": f"list of {args.args['name']}"}, []
         return super().call(args)
@@ -258,6 +270,47 @@ def test_a_default_version_leaves_a_running_control_plane_alone_and_the_stack_te
 def test_a_control_plane_without_named_ranges_is_private() -> None:
     (plane,) = made_by(EKS, **{"eks.public_access_cidrs": []}).of(PLANE).values()
     assert (plane["vpcConfig"]["endpointPublicAccess"], "publicAccessCidrs" in plane["vpcConfig"]) == (False, False)
+
+
+def test_existing_eks_cluster_is_joined_and_only_added_to() -> None:
+    named = ["eks-pod-identity-agent", "aws-fsx-csi-driver"]
+    edits = {**JOINED, "eks.existing.addons": named, "access.admin_roles": [NODE_ROLE]}
+    made, told = built(EKS, {**edits, "storage.lustre": {"throughput_gb_s": 1.0}}, Aws("us-east-2"))
+    assert not made.of(PLANE)
+    assert {name.partition("-")[2] for name in made.of("aws:iam/role:Role")} == {"g6e-node", "g6e-fsx-csi"}
+    (cluster,) = made.requests(CLUSTER).values()
+    state = json.loads(properties_of(cluster)["desiredState"])
+    assert state["Orchestrator"] == {"Eks": {"ClusterArn": PLATFORM["arn"]}}
+    assert state["VpcConfig"]["SecurityGroupIds"] == ["vision-g6e-cluster-id", JOINED_GROUP]
+    addons = made.of(ADDON)
+    assert {one["addonName"] for one in addons.values()} == set(named)
+    assert {(one["clusterName"], one["resolveConflictsOnCreate"], one["preserve"]) for one in addons.values()} == {
+        ("platform", "NONE", True)
+    }
+    assert {"vision-g6e-eks-pod-identity-agent", "vision-g6e-admin-0-policy"} <= waits_for(cluster)
+    assert (told["cluster"]["kubernetes"]["context"], told["spec"]["eks"]["version"]) == (PLATFORM["arn"], "1.34")
+    assert "helm" not in told["firstSteps"]
+    assert "EKS cluster platform is not the stack's" in told["teardown"]
+
+
+def test_eks_cluster_that_cannot_be_joined_stops_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLATFORM, "accessConfigs", [{"authenticationMode": "CONFIG_MAP"}])
+    with pytest.raises(UserError, match=r"eks\.existing\.name: platform authenticates by CONFIG_MAP"):
+        built(EKS, JOINED, Aws("us-east-2"))
+
+
+def test_existing_roles_of_eks_are_used_and_none_is_made_for_them() -> None:
+    roles = {
+        f"eks.{key}": f"{NODE_ROLE}-{key}"
+        for key in ("cluster_role", "storage_role", "operator_role", "karpenter_role")
+    }
+    edits = {"eks.training_operator": True, "eks.karpenter": True, "storage.lustre": {"throughput_gb_s": 1.0}}
+    made = made_by(EKS, **edits, **roles)
+    assert list(made.of("aws:iam/role:Role")) == ["vision-g6e-node"]
+    assert properties_of(made.only(PLANE))["roleArn"] == roles["eks.cluster_role"]
+    identities = {one["roleArn"] for one in made.of("aws:eks/podIdentityAssociation:PodIdentityAssociation").values()}
+    assert identities == {roles["eks.storage_role"], roles["eks.operator_role"]}
+    assert json.loads(properties_of(made.only(CLUSTER))["desiredState"])["ClusterRole"] == roles["eks.karpenter_role"]
 
 
 def test_what_leads_out_waits_for_the_internet_gateway(spot: Registered) -> None:

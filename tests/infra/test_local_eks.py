@@ -244,6 +244,9 @@ def test_hyperpod_nodes_make_addons_active(
     ):
         invalid = {name: value for name, value in {**request, **changes}.items() if value is not None}
         assert message_part in refusal(sagemaker.create_cluster, **invalid)[1]
+    other = Network(aws, "us-east-2", "use2-az1")
+    elsewhere = {"VpcConfig": {"SecurityGroupIds": [other.group], "Subnets": [other.subnet]}}
+    assert "is not in the VPC" in refusal(sagemaker.create_cluster, **{**request, **elsewhere})[1]
     request["InstanceGroups"][0]["CapacityRequirements"] = {"Spot": {}}
     sagemaker.create_cluster(**request)
     assert sagemaker.describe_cluster(ClusterName="on-eks")["ClusterRole"] == scaler

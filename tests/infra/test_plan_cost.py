@@ -16,7 +16,7 @@ from infra.catalog.prices import ANYWHERE, HOME, PRICES, price, prices
 from infra.plan.cost import Cost, Part, cost
 from infra.plan.stack import Plan
 from tests.infra.edits import STACKS, place, spec_of
-from tests.infra.mistakes import BLOCK, BOUGHT, EKS, P9, RESERVED, SLURM, SPOT, THERE
+from tests.infra.mistakes import BLOCK, BOUGHT, EKS, JOINED, P9, RESERVED, SLURM, SPOT, THERE
 
 BARE = {key: value for key, value in P9.items() if key != "accelerators"}
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -67,6 +67,7 @@ EXTENDED = {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}
         (EKS, EXTENDED, "EKS", 438),
         (EKS, {**EXTENDED, "eks.upgrade_policy": "STANDARD"}, "EKS", 73),
         (EKS, {"eks.upgrade_policy": "EXTENDED"}, "EKS", 73),
+        (EKS, JOINED, "EKS", None),
         (SPOT, {"observability.dashboard": False}, "CloudWatch", 10 * 0.1),
     ],
 )

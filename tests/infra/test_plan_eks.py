@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from infra.plan.nodes.eks import CHART_FOLDER, EksPlan, eks_plan, helm_commands, helm_place
+from infra.plan.nodes.eks import CHART_FOLDER, EksPlan, eks_plan, first_up, helm_commands, helm_place
 from infra.plan.place import Place
 from tests.infra.edits import spec_of
-from tests.infra.mistakes import EKS, SLURM
+from tests.infra.mistakes import EKS, JOINED, SLURM
 
 PLACE = Place("us-east-2", "123456789012")
 ADMIN = "arn:aws:iam::123456789012:role/platform"
@@ -114,6 +114,14 @@ def test_the_first_steps_say_from_where_and_as_whom() -> None:
     assert not any("--role-arn" in line for line in helm_commands(only_sso, PLACE))
     private = helm_place(spec_of(EKS, {"eks": {}, "access": {}}))
     assert private == "from a machine inside the VPC, with the credentials of the first `pulumi up`"
+
+
+def test_existing_cluster_gets_the_chart_before_the_first_up() -> None:
+    note, *steps = first_up(spec_of(EKS, JOINED), PLACE)
+    assert "EKS cluster platform needs HyperPod's Helm chart" in note
+    assert steps[0] == "  aws eks update-kubeconfig --name platform --region us-east-2"
+    assert steps[-1] == "  pulumi up"
+    assert not any("--exclude" in step for step in steps)
 
 
 def test_other_backends_need_no_chart() -> None:

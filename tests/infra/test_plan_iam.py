@@ -204,6 +204,24 @@ def test_with_an_existing_role_the_deployer_passes_that_one_and_makes_none() -> 
     assert attach["Condition"]["ArnEquals"]["iam:PolicyARN"] == ["arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"]
 
 
+JOINED = {"existing": {"name": "platform"}, "training_operator": True}
+
+
+def test_existing_eks_cluster_is_not_the_deployers_to_change() -> None:
+    spec = spec_of("hyperpod-eks", network={"existing": EXISTING}, eks={**JOINED, "operator_role": NODE_ROLE})
+    hold(spec, AWS)
+    policy = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
+    granted = {action for one in policy.values() for action in one["Action"] if action.startswith("eks:")}
+    assert not granted & {f"eks:{verb}Cluster" for verb in ("Create", "Delete", "Tag")}
+    assert not [action for action in granted if action.startswith("eks:UpdateCluster")]
+    assert policy["EksAdd"]["Resource"] == ["arn:aws:eks:us-east-2:123456789012:cluster/platform"]
+    assert policy["EksOwn"]["Condition"] == {"StringEquals": {"aws:ResourceTag/lustrain:cluster": "demo"}}
+    assert not [arn for arn in policy["EksTag"]["Resource"] if ":cluster/" in arn]
+    assert policy["TrainOperatorRolePass"]["Resource"] == [NODE_ROLE]
+    trusted = {role.key: role.trust["Statement"][0] for role in roles(spec, AWS)}["train-operator"]
+    assert trusted["Condition"]["ArnEquals"] == {"aws:SourceArn": "arn:aws:eks:us-east-2:123456789012:cluster/platform"}
+
+
 OPTIONS = {"karpenter": True, "task_governance": True, "training_operator": True}
 
 

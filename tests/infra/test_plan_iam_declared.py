@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from infra.plan.deployer_policy import deployer_policy
 from tests.infra.edits import STACKS, place, spec_of
+from tests.infra.mistakes import EKS, JOINED, NODE_ROLE
 from tests.infra.registered import built
+from tests.infra.test_components import Aws
 
 CALLS: dict[str, str] = {
     "aws:autoscaling/group:Group": """autoscaling: CreateAutoScalingGroup DescribeAutoScalingGroups
@@ -112,12 +115,20 @@ def calls(kind: str) -> Iterator[str]:
         yield from (f"{service.strip()}:{name}" for name in names.split())
 
 
+ADDED: dict[str, Any] = {
+    **JOINED,
+    "eks.existing.addons": ["aws-fsx-csi-driver"],
+    "storage.lustre": {"throughput_gb_s": 1.0},
+    "access.admin_roles": [NODE_ROLE],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", STACKS)
-def test_the_deployer_may_make_read_and_drop_whatever_the_stack_declares(stack: str) -> None:
-    policy = deployer_policy(spec_of(stack, {}), place(stack))
+@pytest.mark.parametrize(("stack", "edits"), [*((stack, {}) for stack in STACKS), (EKS, ADDED)])
+def test_the_deployer_may_make_read_and_drop_whatever_the_stack_declares(stack: str, edits: dict[str, Any]) -> None:
+    policy = deployer_policy(spec_of(stack, edits), place(stack))
     granted = {action for statement in policy["Statement"] for action in statement["Action"]}
-    declared = built(stack, {})[0].kinds
+    declared = built(stack, edits, Aws(place(stack).region))[0].kinds
     assert declared
     unknown = declared - set(CALLS)
     assert not unknown, f"no row in CALLS for {sorted(unknown)}: write what the provider calls, then grant it"

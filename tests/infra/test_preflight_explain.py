@@ -20,6 +20,7 @@ from tests.infra.mistakes import (
     EKS,
     EXISTING,
     FURTHER,
+    JOINED,
     KEY,
     NODE_ROLE,
     P9,
@@ -109,6 +110,9 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (EKS, {"eks.public_access_cidrs": []}, Effect.IN_PLACE, "eks.public_access_cidrs"),
     (EKS, {"eks.karpenter": True}, Effect.IN_PLACE, "eks.karpenter"),
     (EKS, {"eks.task_governance": True}, Effect.IN_PLACE, "eks.task_governance"),
+    (EKS, JOINED, Effect.REPLACES_CLUSTER, "eks.existing.name"),
+    (EKS, {"eks.cluster_role": NODE_ROLE}, Effect.REPLACES_CLUSTER, "eks.cluster_role"),
+    (EKS, {"eks.karpenter_role": NODE_ROLE}, Effect.IN_PLACE, "eks.karpenter_role"),
     (EKS, {"access.admin_roles": []}, Effect.IN_PLACE, "access.admin_roles"),
     (SPOT, {"buckets.data": "mine"}, Effect.IMPOSSIBLE, "buckets.data"),
     (SPOT, {"buckets.runs_prefix": "new/"}, Effect.IN_PLACE, "buckets.runs_prefix"),
@@ -159,6 +163,15 @@ def test_another_existing_role_is_for_new_nodes_on_ec2_and_replaces_hyperpods() 
     before, after = {"access.node_role": NODE_ROLE}, {"access.node_role": f"{NODE_ROLE}2"}
     for stack, effect in ((SPOT, Effect.NEW_NODES), (SLURM, Effect.REPLACES_NODES)):
         assert {(one.effect, one.path) for one in changes(stack, after, before)} == {(effect, "access.node_role")}
+
+
+def test_existing_eks_cluster_gets_addons_in_place_and_keeps_its_version() -> None:
+    other = {**JOINED, "eks.existing.name": "other"}
+    assert [(one.effect, one.path) for one in changes(EKS, other, JOINED)] == [
+        (Effect.REPLACES_CLUSTER, "eks.existing.name")
+    ]
+    more = {**JOINED, "eks.existing.addons": ["coredns"], "eks.version": "1.30"}
+    assert [(one.effect, one.path) for one in changes(EKS, more, JOINED)] == [(Effect.IN_PLACE, "eks.existing.addons")]
 
 
 def test_an_accounting_database_is_for_good() -> None:

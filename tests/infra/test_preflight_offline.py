@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infra.catalog.instances import Card, Instance, instance
-from infra.config import Eks
+from infra.config import Eks, parse
 from infra.plan.place import Place
 from infra.policy.checks import open_to_the_world
 from infra.policy.declared import Resource
@@ -21,7 +24,9 @@ from infra.preflight.rule import Context
 from infra.preflight.rules import instances
 from lustrain.problem import Problem, UserError
 from tests.infra.edits import ACCOUNT, GONE, place, spec_of
-from tests.infra.mistakes import BLOCK, BOUGHT, EKS, MISTAKES, NOW, P9, SPOT, Mistake
+from tests.infra.mistakes import BLOCK, BOUGHT, EKS, JOINED, MISTAKES, NOW, P9, SPOT, TRN3, ULTRASERVER, Mistake
+
+DOCS = Path(__file__).parents[2] / "docs/cluster.md"
 
 
 def found(mistake: Mistake) -> list[Problem]:
@@ -95,6 +100,25 @@ def test_unknown_type_described_by_hand_passes() -> None:
     (unknown,) = OFFLINE["EC2-001"].check(Context(spec_of(BLOCK, edits)))
     assert "describe it: instance_types: {p9.48xlarge: {architecture: …" in unknown.fix
     assert run_offline(spec_of(BLOCK, {**edits, "instance_types": {"p9.48xlarge": P9}}), place(BLOCK), NOW) == []
+
+
+def test_ultraserver_and_trainium3_by_hand_pass() -> None:
+    assert run_offline(spec_of(BLOCK, ULTRASERVER), place(BLOCK), NOW) == []
+    trn3 = {"groups.0.instance_type": "trn3.48xlarge", "instance_types": {"trn3.48xlarge": TRN3}}
+    edits = {**trn3, "groups.0.image_id": "ami-0123456789abcdef0"}
+    assert run_offline(spec_of(BLOCK, edits), place(BLOCK), NOW) == []
+
+
+def test_stacks_of_the_docs_have_no_errors() -> None:
+    for text in re.findall(r"```yaml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL):
+        config = yaml.safe_load(text)["config"]
+        found = run_offline(parse(config["lustrain:cluster"]), Place(config["aws:region"], ACCOUNT), NOW)
+        assert {one.level for one in found} <= {"warning"}, list(found)
+
+
+def test_existing_eks_cluster_passes_without_control_plane_keys() -> None:
+    edits = {**JOINED, "eks.existing.addons": ["eks-pod-identity-agent"], "groups.0": GONE}
+    assert run_offline(spec_of(EKS, edits), place(EKS), NOW) == []
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,12 @@ FORM = [
     ("a group's name that HyperPod refuses", SLURM, {"groups.2.name": "train_1"}, "small letters"),
     ("a truth for a number", SPOT, {"groups.0.count": True}, "true/false"),
     ("a mount name of nine characters", SPOT, {"storage.lustre": {"existing": LONG_NAME}}, "mount name"),
+    (
+        "an ARN for the name of an EKS cluster",
+        EKS,
+        {"eks.existing": {"name": "arn:aws:eks:x"}},
+        "name of an EKS cluster",
+    ),
     ("a profile's name for a role's ARN", EKS, {"access.admin_roles": ["platform"]}, "arn:aws:iam"),
     ("a training plan's name for its ARN", SLURM, {"groups.2.capacity.training_plan": "llm-p5"}, "training-plan/"),
     ("a key pair's name on two lines", SPOT, {"access.ssh_key": "mine\n"}, "not printable"),

@@ -199,6 +199,14 @@ def test_what_an_existing_role_of_the_nodes_needs_is_printed() -> None:
     assert "RunsReadWrite" in {one["Sid"] for one in needed["policy"]["Statement"]}
 
 
+def test_policy_of_another_role_is_printed_and_a_wrong_one_lists_them() -> None:
+    asked = ("node-policy", "--stack", "hyperpod-eks-g6e-spot", "--account", "123456789012", "--role")
+    needed = json.loads(fab(*asked, "eks-cluster").stdout)
+    assert needed["managed"] == ["arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"]
+    wrong = fab(*asked, "karpenter")
+    assert (wrong.returncode, "allowed: node, eks-cluster" in wrong.stderr) == (2, True), wrong.stderr
+
+
 def test_a_refused_change_ends_with_1_and_a_harmless_one_with_0(tmp_path: Path) -> None:
     for stack, key, value, code in (("ec2-spot-g6e", "zone_id", "use1-az5", 1), ("rehearsal", "budget", None, 0)):
         spec = {**config(stack)["lustrain:cluster"], key: value}

@@ -39,6 +39,7 @@ SCENES = (
             "tests/infra/test_components_channel.py",
             "tests/infra/test_policy_engine.py",
             "tests/infra/test_program.py",
+            "tests/infra/test_stack_existing_eks.py",
             "tests/infra/test_stack_rewritten.py",
         ),
     ),

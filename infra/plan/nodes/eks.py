@@ -6,16 +6,20 @@ HyperPod asks for authentication by the API, the VPC CNI, and its own chart befo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.place import Place
+from lustrain.problem import Problem
 
 LOG_TYPES = ("api", "audit", "authenticator")
 """Who did what; `scheduler` and `controllerManager` are many lines that no one reads until EKS itself misbehaves."""
 ADMIN_POLICY = "cluster-access-policy/AmazonEKSClusterAdminPolicy"
 """https://docs.aws.amazon.com/eks/latest/userguide/access-policy-permissions.html"""
+CLUSTER_ROLE = "eks-cluster"
 CSI_ROLE = "fsx-csi"
 OPERATOR_ROLE = "train-operator"
 KARPENTER_ROLE = "karpenter"
@@ -25,6 +29,11 @@ awsome-distributed-ai's Terraform module makes it as this does, without a role."
 OPERATOR = "amazon-sagemaker-hyperpod-training-operator"
 """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-install.html: needs cert-manager, the Pod Identity
 agent and a role. cert-manager comes as EKS's add-on; the chart has one too, switched off."""
+CSI_DRIVER = "aws-fsx-csi-driver"
+CERT_MANAGER = "cert-manager"
+MODES = ("API", "API_AND_CONFIG_MAP")
+"""Authentication modes with which HyperPod joins a cluster (source of this module)."""
+EXISTING = "eks.existing.name"
 CHART_REPOSITORY = "https://github.com/aws/sagemaker-hyperpod-cli.git"
 CHART_REVISION = "bb6a9f9534217c55a5806ae968e1dd8b285d4b8c"
 """Commit of the chart that AWS's own templates name (https://github.com/awslabs/awsome-distributed-ai/pull/1216); a chart
@@ -46,6 +55,8 @@ class Addon:
     before_nodes: bool = True
     on_create: Literal["OVERWRITE", "NONE"] = "OVERWRITE"
     on_update: Literal["OVERWRITE", "PRESERVE", "NONE"] = "PRESERVE"
+    preserve: bool = False
+    """Whether its software stays in the cluster when the add-on is deleted."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,36 @@ class PodIdentity:
 
 
 @dataclass(frozen=True)
+class ControlPlane:
+    """An existing control plane, as EKS describes it."""
+
+    arn: str
+    version: str
+    status: str
+    authentication_mode: str
+    vpc_id: str
+    security_group_id: str
+    """Of the group that EKS made for the cluster: the control plane and the nodes in it reach each other
+    (https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html)."""
+
+
+def unfit(spec: ClusterSpec, plane: ControlPlane) -> Iterator[Problem]:
+    """Yield why HyperPod cannot join an existing control plane."""
+    if plane.status != "ACTIVE":
+        yield finding(
+            EXISTING, f"{spec.eks_name} is {plane.status}", "wait until it is ACTIVE, or name another cluster"
+        )
+    if plane.authentication_mode not in MODES:
+        message = f"{spec.eks_name} authenticates by {plane.authentication_mode}, and HyperPod enters by access entries"
+        change = f"aws eks update-cluster-config --name {spec.eks_name} --access-config authenticationMode={MODES[1]}"
+        yield finding(EXISTING, message, f"{change} (cannot be taken back)")
+    nodes = spec.network.existing.vpc_id if spec.network.existing else None
+    if nodes and plane.vpc_id != nodes:
+        message = f"{spec.eks_name} is in {plane.vpc_id}, the nodes in {nodes}"
+        yield finding(EXISTING, message, f"set network.existing.vpc_id: {plane.vpc_id} with subnets of it")
+
+
+@dataclass(frozen=True)
 class EksPlan:
     name: str
     version: str
@@ -83,6 +124,8 @@ class EksPlan:
     at_creation_only: tuple[str, ...]
     """Properties that a running cluster keeps, whatever the plan says."""
     authentication_mode: Literal["API"] = "API"
+    existing: bool = False
+    """The control plane is there already: only access, add-ons and pod identities are made."""
 
     @property
     def addons_before_nodes(self) -> tuple[Addon, ...]:
@@ -96,10 +139,10 @@ class EksPlan:
 def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
     """Return the control plane that `spec` asks for."""
     return EksPlan(
-        name=spec.name,
+        name=spec.eks_name,
         version=spec.eks.version,
         upgrade_policy=spec.eks.upgrade_policy,
-        role="eks-cluster",
+        role=CLUSTER_ROLE,
         public_access_cidrs=tuple(dict.fromkeys(spec.eks.public_access_cidrs)),
         log_types=LOG_TYPES,
         access=access_entries(spec, place),
@@ -107,6 +150,7 @@ def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
         pod_identities=pod_identities(spec),
         creator_is_admin=not spec.access.admin_roles,
         at_creation_only=_at_creation_only(spec),
+        existing=spec.eks.existing is not None,
     )
 
 
@@ -125,31 +169,43 @@ def access_entries(spec: ClusterSpec, place: Place) -> tuple[AccessEntry, ...]:
 
 
 def addons(spec: ClusterSpec) -> tuple[Addon, ...]:
-    """In the order in which they are made. Until CoreDNS comes as an add-on, the copy that EKS brings with it answers."""
+    """Return the add-ons that the stack makes, in their order: all that the cluster needs, or of an existing one those that the
+    spec names."""
+    needed, existing = needed_addons(spec), spec.eks.existing
+    if existing is None:
+        return needed
+    named = (*existing.addons, GOVERNANCE, OPERATOR)
+    return tuple(replace(one, on_create="NONE", preserve=True) for one in needed if one.name in named)
+
+
+def needed_addons(spec: ClusterSpec) -> tuple[Addon, ...]:
+    """Return what the cluster needs. Until CoreDNS comes as an add-on, the copy that EKS brings with it answers."""
     first = (Addon("vpc-cni"), Addon("kube-proxy"), Addon("eks-pod-identity-agent"))
     network = tuple(addon.name for addon in first)
     addons = [*first, Addon("coredns", after=network, before_nodes=False)]
     if spec.storage.lustre:
-        addons.append(Addon("aws-fsx-csi-driver", after=network, before_nodes=False))
+        addons.append(Addon(CSI_DRIVER, after=network, before_nodes=False))
     if spec.eks.task_governance:
         addons.append(Addon(GOVERNANCE, after=("coredns",), before_nodes=False))
     if spec.eks.training_operator:
-        addons.append(Addon("cert-manager", after=("coredns",), before_nodes=False))
-        addons.append(Addon(OPERATOR, after=("cert-manager",), before_nodes=False))
+        addons.append(Addon(CERT_MANAGER, after=("coredns",), before_nodes=False))
+        addons.append(Addon(OPERATOR, after=(CERT_MANAGER,), before_nodes=False))
     return tuple(addons)
 
 
 def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:
-    """For the Lustre driver and the training operator, where the spec has them. They stand apart from their add-ons: inside
+    """For the Lustre driver and the training operator, where the stack brings them. They stand apart from their add-ons: inside
     one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
     driver = PodIdentity("kube-system", "fsx-csi-controller-sa", CSI_ROLE)
     operator = PodIdentity("aws-hyperpod", "hp-training-operator-controller-manager", OPERATOR_ROLE)
-    return (*((driver,) if spec.storage.lustre else ()), *((operator,) if spec.eks.training_operator else ()))
+    made = [addon.name for addon in addons(spec)]
+    return (*((driver,) if CSI_DRIVER in made else ()), *((operator,) if OPERATOR in made else ()))
 
 
 def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     """Return what to type in infra/ the first time, line by line. HyperPod refuses an EKS cluster without its chart (health
-    monitoring, device plugins, training operators), so the chart goes between the control plane and the rest.
+    monitoring, device plugins, training operators), so the chart goes between the control plane and the rest, and into an
+    existing cluster before all.
 
     The chart has no Chart.lock, so that `helm dependency build` would do the same as `update`, which AWS's page has. `--wait`
     would wait for pods that have no node yet.
@@ -159,8 +215,8 @@ def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
         return ()
     chart = f"{CHART_FOLDER}/helm_chart/HyperPodHelmChart"
     return (
-        WITHOUT_HYPERPOD,
-        f"aws eks update-kubeconfig --name {spec.name} --region {place.region}{_as_admin(spec)}",
+        *(() if spec.eks.existing else (WITHOUT_HYPERPOD,)),
+        f"aws eks update-kubeconfig --name {spec.eks_name} --region {place.region}{_as_admin(spec)}",
         "kubectl auth can-i create clusterroles",
         f"test -d {CHART_FOLDER} || git clone {CHART_REPOSITORY} {CHART_FOLDER}",
         f"git -C {CHART_FOLDER} fetch origin",
@@ -171,10 +227,14 @@ def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     )
 
 
-def first_up(spec: ClusterSpec) -> tuple[str, ...]:
+def first_up(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     """Return what to know before there is a stack whose outputs say the rest."""
     if spec.backend != "hyperpod-eks":
         return ()
+    if spec.eks.existing:
+        where = f"EKS cluster {spec.eks_name} needs HyperPod's Helm chart before the first `pulumi up`"
+        note = f"{where}. Where `helm list -A` does not show it, type in infra/, {helm_place(spec)}:"
+        return (note, *(f"  {command}" for command in helm_commands(spec, place)))
     why = "HyperPod needs its Helm chart in EKS first"
     return (f"The first `pulumi up` leaves HyperPod out ({why}; output firstSteps goes on): {WITHOUT_HYPERPOD}",)
 
@@ -182,6 +242,8 @@ def first_up(spec: ClusterSpec) -> tuple[str, ...]:
 def helm_place(spec: ClusterSpec) -> str:
     """From where, and as whom, those commands work."""
     ranges, roles = spec.eks.public_access_cidrs, spec.access.admin_roles
+    if spec.eks.existing:
+        return "from where its Kubernetes API answers, as one of its administrators"
     where = f"from an address in {', '.join(ranges)}" if ranges else "from a machine inside the VPC"
     if role := _assumable_admin(spec):
         return f"{where}, with the credentials of `pulumi up`, which have to be allowed to assume {role}"
@@ -190,8 +252,9 @@ def helm_place(spec: ClusterSpec) -> str:
 
 
 def _as_admin(spec: ClusterSpec) -> str:
-    """Kubernetes is reached as the administrator, while `pulumi up` keeps its own credentials."""
-    role = _assumable_admin(spec)
+    """Kubernetes is reached as the administrator, while `pulumi up` keeps its own credentials. Administrators of an existing
+    cluster are known to its owners; those that the stack adds come after the chart."""
+    role = None if spec.eks.existing else _assumable_admin(spec)
     return f" --role-arn {role}" if role else ""
 
 

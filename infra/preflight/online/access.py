@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from infra.catalog.kubernetes import DATE, HYPERPOD, VERSIONS
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.documents import Document
-from infra.plan.nodes.eks import addons
-from infra.plan.roles import flow_log_role, node_role, services
+from infra.plan.nodes.eks import EXISTING, ControlPlane, addons, needed_addons, unfit
+from infra.plan.place import COST_TAG
+from infra.plan.roles import RolePlan, flow_log_role, key_of_existing, node_role, services
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, listed
 
@@ -28,7 +30,7 @@ RULES = Family()
     permission="eks:DescribeClusterVersions",
 )
 def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    if spec.backend != "hyperpod-eks":
+    if spec.backend != "hyperpod-eks" or spec.eks.existing:
         return
     pages = aws.eks.get_paginator("describe_cluster_versions").paginate(includeAll=True)
     versions = {item.get("clusterVersion"): item for page in pages for item in page["clusterVersions"]}
@@ -50,12 +52,138 @@ def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="eks:DescribeAddonVersions",
 )
 def addon_versions(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    version, describe = spec.eks.version, aws.eks.describe_addon_versions
-    for addon in addons(spec) if spec.backend == "hyperpod-eks" else ():
+    if spec.backend != "hyperpod-eks":
+        return
+    plane = existing_plane(spec, aws)
+    version, describe = plane.version if plane else spec.eks.version, aws.eks.describe_addon_versions
+    for addon in addons(spec):
         answer = answered("ResourceNotFound", describe, kubernetesVersion=version, addonName=addon.name)
         if answer is None or not answer["addons"]:
             message = f"EKS has no add-on {addon.name} for Kubernetes {version}"
-            yield finding("eks.version", message, "choose an older version, or remove the key that brings the add-on")
+            path = EXISTING if plane else "eks.version"
+            yield finding(path, message, "choose an older version, or remove the key that brings the add-on")
+
+
+def existing_plane(spec: ClusterSpec, aws: Aws) -> ControlPlane | None:
+    """Return the existing control plane that the spec names; None where it names none, or there is none."""
+    if spec.backend != "hyperpod-eks" or spec.eks.existing is None:
+        return None
+    found = _described(spec, aws)
+    if found is None:
+        return None
+    network = found["resourcesVpcConfig"]
+    return ControlPlane(
+        arn=found["arn"],
+        version=found["version"],
+        status=found["status"],
+        authentication_mode=found.get("accessConfig", {}).get("authenticationMode", "CONFIG_MAP"),
+        vpc_id=network["vpcId"],
+        security_group_id=network["clusterSecurityGroupId"],
+    )
+
+
+def _described(spec: ClusterSpec, aws: Aws) -> Any:
+    def ask() -> Any:
+        answer = answered("ResourceNotFound", aws.eks.describe_cluster, name=spec.eks_name)
+        return answer["cluster"] if answer else None
+
+    return aws.once(("eks", spec.eks_name), ask)
+
+
+@RULES.add(
+    "EKS-103",
+    "An existing EKS cluster is there, active, entered by access entries, and in the nodes' VPC.",
+    HYPERPOD,
+    permission="eks:DescribeCluster",
+)
+def joinable(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    if spec.backend != "hyperpod-eks" or spec.eks.existing is None:
+        return
+    plane = existing_plane(spec, aws)
+    if plane is None:
+        yield finding(EXISTING, f"EKS cluster {spec.eks_name} is not in this account and region", "correct it")
+    else:
+        yield from unfit(spec, plane)
+
+
+@RULES.add(
+    "EKS-104",
+    "HyperPod's page names the Kubernetes version of an existing EKS cluster.",
+    HYPERPOD,
+    level="warning",
+    permission="eks:DescribeCluster",
+)
+def version_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    plane = existing_plane(spec, aws)
+    taken = [item.name for item in VERSIONS.values() if item.hyperpod]
+    if plane and plane.version not in taken:
+        message = f"{spec.eks_name} runs {plane.version}; HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}"
+        yield finding(EXISTING, message, "upgrade it first, or suppress this when HyperPod takes the version now")
+
+
+@RULES.add(
+    "EKS-105",
+    "Nodes reach the Kubernetes API of an existing EKS cluster inside the VPC.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html",
+    level="warning",
+    permission="eks:DescribeCluster",
+)
+def private_endpoint(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    if existing_plane(spec, aws) is None:
+        return
+    network = _described(spec, aws)["resourcesVpcConfig"]
+    if network.get("endpointPrivateAccess"):
+        return
+    ranges = listed(network.get("publicAccessCidrs", []))
+    message = f"{spec.eks_name} has no private endpoint: nodes reach its API by the internet only, from {ranges}"
+    fix = f"aws eks update-cluster-config --name {spec.eks_name} --resources-vpc-config endpointPrivateAccess=true"
+    yield finding(EXISTING, message, fix, level="error" if spec.network.closed else "")
+
+
+@RULES.add(
+    "EKS-106",
+    "Add-ons that the stack puts into an existing EKS cluster are not there yet, and those that it needs are there.",
+    "https://docs.aws.amazon.com/eks/latest/APIReference/API_CreateAddon.html",
+    permission="eks:ListAddons and eks:DescribeAddon",
+)
+def addons_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    if existing_plane(spec, aws) is None:
+        return
+    pages = aws.eks.get_paginator("list_addons").paginate(clusterName=spec.eks_name)
+    there = {name for page in pages for name in page["addons"]}
+    brought = [addon.name for addon in addons(spec)]
+    for name in brought:
+        if name in there and not _is_ours(spec, aws, name):
+            message = f"{spec.eks_name} has {name} already, and EKS takes an add-on once"
+            yield finding("eks", message, "remove the name from eks.existing.addons, or the key that brings it")
+    absent = [addon.name for addon in needed_addons(spec) if addon.name not in there and addon.name not in brought]
+    if absent:
+        message = f"{spec.eks_name} has no add-on {listed(absent)}"
+        fix = "add them here, or suppress this where they are installed in another way, such as Helm"
+        yield finding("eks.existing.addons", message, fix, level="warning")
+
+
+def _is_ours(spec: ClusterSpec, aws: Aws, name: str) -> bool:
+    addon = aws.eks.describe_addon(clusterName=spec.eks_name, addonName=name)["addon"]
+    return addon.get("tags", {}).get(COST_TAG) == spec.name
+
+
+@RULES.add(
+    "EKS-107",
+    "Administrators of an existing EKS cluster have no access entry there yet: EKS takes a role once.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html",
+    permission="eks:DescribeAccessEntry",
+)
+def entries_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    if existing_plane(spec, aws) is None:
+        return
+    for index, role in enumerate(spec.access.admin_roles):
+        entry = answered(
+            "ResourceNotFound", aws.eks.describe_access_entry, clusterName=spec.eks_name, principalArn=role
+        )
+        if entry and entry["accessEntry"].get("tags", {}).get(COST_TAG) != spec.name:
+            message = f"{role} has an access entry in {spec.eks_name} already"
+            yield finding(f"access.admin_roles.{index}", message, "remove it: the owners of the cluster let it in")
 
 
 @RULES.add(
@@ -86,22 +214,17 @@ def boundary(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "IAM-103",
-    "An existing role of the nodes is there, trusts the service that takes it on, and is in the instance profile.",
+    "An existing role is there and trusts the service that takes it on; that of the nodes is in the instance profile.",
     "https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_create_for-service.html",
     permission="iam:GetRole and iam:GetInstanceProfile",
 )
 def existing_role(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for plan in context.plan.roles:
+        if plan.existing is not None:
+            yield from _trusts(plan, plan.existing, aws)
     plan = node_role(spec, context.place)
     if plan.existing is None:
         return
-    here, (service,) = "access.node_role", services([plan])
-    answer = answered("NoSuchEntity", aws.iam.get_role, RoleName=plan.existing.rpartition("/")[2])
-    if answer is None or answer["Role"]["Arn"] != plan.existing:
-        yield finding(here, f"role {plan.existing} does not exist", "correct it, or make the role")
-    elif f'"{service}"' not in json.dumps(answer["Role"].get("AssumeRolePolicyDocument")):
-        yield finding(
-            here, f"{service} may not take the role on", "add what `fab node-policy` prints to its trust policy"
-        )
     if plan.existing_profile is not None:
         name = plan.existing_profile.rpartition("/")[2]
         profile = answered("NoSuchEntity", aws.iam.get_instance_profile, InstanceProfileName=name)
@@ -111,24 +234,38 @@ def existing_role(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             yield finding("access.instance_profile", message, "name the profile that holds access.node_role")
 
 
+def _trusts(plan: RolePlan, role: str, aws: Aws) -> Problems:
+    here, (service,) = key_of_existing(plan), services([plan])
+    answer = answered("NoSuchEntity", aws.iam.get_role, RoleName=role.rpartition("/")[2])
+    if answer is None or answer["Role"]["Arn"] != role:
+        yield finding(here, f"role {role} does not exist", "correct it, or make the role")
+    elif f'"{service}"' not in json.dumps(answer["Role"].get("AssumeRolePolicyDocument")):
+        fix = f"add what `{_prints(plan)}` prints to its trust policy"
+        yield finding(here, f"{service} may not take the role on", fix)
+
+
+def _prints(plan: RolePlan) -> str:
+    return "fab node-policy" if plan.key == "node" else f"fab node-policy --role {plan.key}"
+
+
 @RULES.add(
     "IAM-104",
-    "An existing role of the nodes allows what they do, as far as IAM's simulator can tell.",
+    "An existing role allows what is done with it, as far as IAM's simulator can tell.",
     "https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html",
     level="warning",
     permission="iam:SimulatePrincipalPolicy",
 )
 def role_allows(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    plan = node_role(spec, context.place)
-    if plan.existing is None or plan.policy is None:
-        return
-    simulate = partial(
-        aws.iam.get_paginator("simulate_principal_policy").paginate,
-        PolicySourceArn=plan.existing,
-    )
-    if missing := _denied(aws, plan.policy, simulate):
-        message = f"does not allow all of the statements {listed(missing)}"
-        yield finding("access.node_role", message, "add them; `fab node-policy` prints what the role needs")
+    for plan in context.plan.roles:
+        if plan.existing is None or plan.policy is None:
+            continue
+        simulate = partial(
+            aws.iam.get_paginator("simulate_principal_policy").paginate,
+            PolicySourceArn=plan.existing,
+        )
+        if missing := _denied(aws, plan.policy, simulate):
+            message = f"does not allow all of the statements {listed(missing)}"
+            yield finding(key_of_existing(plan), message, f"add them; `{_prints(plan)}` prints what the role needs")
 
 
 @RULES.add(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.roles import EKS_ROLES
 from infra.plan.storage.associations import association_key
 from infra.preflight.rule import Context, Family, Problems, groups
 
@@ -21,8 +22,11 @@ GRANTED = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext DescribeKey CreateGrant"
 )
 """What a grant must hold (GRANTS)."""
-ACCESS_ARNS = ("permissions_boundary", "node_role", "instance_profile")
-"""Keys of `access` that hold an ARN of IAM."""
+NAMED_ARNS = (
+    *(f"access.{key}" for key in ("permissions_boundary", "node_role", "instance_profile")),
+    *(f"eks.{key}" for key in EKS_ROLES.values()),
+)
+"""Keys that hold an ARN of IAM."""
 _KEY = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
     r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
@@ -86,8 +90,7 @@ def partition(spec: ClusterSpec, context: Context) -> Problems:
     plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
     roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
     secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
-    named = [(f"access.{key}", arn) for key in ACCESS_ARNS if (arn := getattr(spec.access, key))]
-    for path, arn in [*plans, *roles, *secrets, *named, *_keys(spec)]:
+    for path, arn in [*plans, *roles, *secrets, *_named_arns(spec), *_keys(spec)]:
         partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
         if context.partition and partition and partition != context.partition:
             message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
@@ -145,16 +148,22 @@ def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "IAM-008",
-    "A permissions boundary and an existing role of the nodes are of the cluster's account; a boundary may be AWS's own.",
+    "A permissions boundary and existing roles are of the cluster's account; a boundary may be AWS's own.",
     "https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html",
 )
 def account_of_arns(spec: ClusterSpec, context: Context) -> Problems:
-    for key in ACCESS_ARNS:
-        arn = getattr(spec.access, key)
-        owner = arn.split(":")[4] if arn else "aws"
+    for path, arn in _named_arns(spec):
+        owner = arn.split(":")[4]
         if context.account and owner not in ("aws", context.account):
             message = f"is of account {owner}, the cluster of {context.account}"
-            yield finding(f"access.{key}", message, "name one of the cluster's account")
+            yield finding(path, message, "name one of the cluster's account")
+
+
+def _named_arns(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    for path in NAMED_ARNS:
+        section, _, key = path.partition(".")
+        if arn := getattr(getattr(spec, section), key):
+            yield path, arn
 
 
 @RULES.add(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from infra.catalog.ultraservers import BLOCKS as ULTRASERVER_BLOCKS
+from infra.catalog.ultraservers import INSTANCES
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems, market
@@ -264,3 +266,23 @@ def _shared(spec: ClusterSpec) -> dict[str, list[tuple[str, Group]]]:
         if named := group.capacity.reservation or group.capacity.training_plan:
             shared[named].append((path, group))
     return shared
+
+
+@RULES.add(
+    "CAP-024",
+    "A type that comes only in UltraServers is in a capacity block, on EC2 that of one UltraServer, or in a training plan.",
+    ULTRASERVER_BLOCKS,
+)
+def ultraservers(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        sizes, capacity = INSTANCES.get(group.ec2_type, ()), group.capacity
+        bought: CapacityMode = "training-plan" if spec.hyperpod else "capacity-block"
+        each = " or ".join(map(str, sizes))
+        if sizes and capacity.mode != bought:
+            message = f"{group.ec2_type} comes only in UltraServers of {each} instances, not {capacity.mode}"
+            yield finding(f"{path}.capacity.mode", message, f"buy a {bought.replace('-', ' ')} and name it")
+        elif sizes and not spec.hyperpod and capacity.size and capacity.size not in sizes:
+            message = (
+                f"a block of {capacity.size}: each block of {group.ec2_type} is one UltraServer, of {each} instances"
+            )
+            yield finding(f"{path}.capacity.size", message, "write its size, and make a group for each UltraServer")

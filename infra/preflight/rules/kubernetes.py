@@ -23,6 +23,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import PRIVATE
+from infra.plan.nodes.eks import CSI_ROLE, OPERATOR_ROLE, needed_addons, pod_identities
 from infra.plan.nodes.hyperpod import filled_by_karpenter
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 
@@ -55,9 +56,14 @@ OPERATOR_VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.
 RULES = Family()
 
 
+def _makes_plane(spec: ClusterSpec) -> bool:
+    """Return whether the stack makes a control plane."""
+    return spec.backend == "hyperpod-eks" and spec.eks.existing is None
+
+
 @RULES.add("EKS-001", "The control plane has subnets in two zones.", VPC)
 def two_zones(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.backend != "hyperpod-eks":
+    if not _makes_plane(spec):
         return
     existing = spec.network.existing
     if existing is None and spec.network.second_zone_id is None:
@@ -79,7 +85,7 @@ def other_zone(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("EKS-003", "HyperPod supports the Kubernetes version.", HYPERPOD)
 def version(spec: ClusterSpec, context: Context) -> Problems:
     taken = [item.name for item in VERSIONS.values() if item.hyperpod]
-    if spec.backend == "hyperpod-eks" and spec.eks.version not in taken:
+    if _makes_plane(spec) and spec.eks.version not in taken:
         message = f"HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
         older = int(spec.eks.version[2:]) < int(taken[0][2:])
         fix = f"set {NEWEST}" if older else f"set {NEWEST}, or suppress this when HyperPod takes it now"
@@ -121,14 +127,14 @@ def taints(spec: ClusterSpec, context: Context) -> Problems:
 )
 def all_tainted(spec: ClusterSpec, context: Context) -> Problems:
     hard = [[taint for taint in group.taints if taint.effect != "PreferNoSchedule"] for group in spec.groups]
-    if spec.backend == "hyperpod-eks" and all(hard):
+    if _makes_plane(spec) and all(hard):
         message = "every group has a taint: CoreDNS, device plugins and operators stay pending"
         yield finding("groups", message, "add a small group without taints, e.g. two m5.2xlarge")
 
 
 @RULES.add("EKS-007", "Some role besides the deployer's administers the cluster.", ACCESS, level="warning")
 def administrators(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
+    if _makes_plane(spec) and not spec.access.admin_roles:
         message = "only the role that runs `pulumi up` can reach the cluster with kubectl"
         yield finding("access.admin_roles", message, "list the roles of your administrators")
 
@@ -140,7 +146,7 @@ def administrators(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def only_spot(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.backend == "hyperpod-eks" and all(group.capacity.mode == "spot" for group in spec.groups):
+    if _makes_plane(spec) and all(group.capacity.mode == "spot" for group in spec.groups):
         message = "every group is spot: one interruption may take the cluster's own services"
         yield finding("groups", message, "add a small on-demand group, e.g. two m5.2xlarge")
 
@@ -197,7 +203,7 @@ def _price() -> str:
 def _dated(spec: ClusterSpec, context: Context) -> Iterator[tuple[Known, date]]:
     """Yield the version and today in UTC, where both are known."""
     known = VERSIONS.get(spec.eks.version)
-    if spec.backend == "hyperpod-eks" and known and context.now:
+    if _makes_plane(spec) and known and context.now:
         yield known, context.now.astimezone(UTC).date()
 
 
@@ -281,7 +287,7 @@ def example(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def no_way_in(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.backend == "hyperpod-eks" and spec.network.existing is None and not spec.eks.public_access_cidrs:
+    if _makes_plane(spec) and spec.network.existing is None and not spec.eks.public_access_cidrs:
         message = (
             "the Kubernetes API cannot be reached from outside the VPC, and inside no machine runs yet to start helm on"
         )
@@ -300,7 +306,7 @@ def karpenter_groups(spec: ClusterSpec, context: Context) -> Problems:
     if all(group.count for group in spec.groups):
         message = "no group has count: 0: Karpenter empties those that it is given before it fills them"
         yield finding("eks.karpenter", message, "set count: 0 for the groups that its NodeClass will name")
-    if not any(group.count for group in spec.groups):
+    if _makes_plane(spec) and not any(group.count for group in spec.groups):
         message = "every group has count: 0: CoreDNS has no node, and `pulumi up` waits an hour for it and fails"
         yield finding("groups", message, "add a small group that stays, e.g. two m5.2xlarge")
 
@@ -324,11 +330,67 @@ def not_for_karpenter(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("EKS-034", "The training operator's add-on is known for the Kubernetes version.", OPERATOR, level="warning")
 def operator_version(spec: ClusterSpec, context: Context) -> Problems:
-    wanted = spec.eks.training_operator and spec.backend == "hyperpod-eks"
-    if wanted and spec.eks.version not in OPERATOR_VERSIONS:
+    if _makes_plane(spec) and spec.eks.training_operator and spec.eks.version not in OPERATOR_VERSIONS:
         message = f"the add-on is known for {OPERATOR_VERSIONS[0]} to {OPERATOR_VERSIONS[-1]}, not {spec.eks.version}"
         look = "aws eks describe-addon-versions --addon-name amazon-sagemaker-hyperpod-training-operator"
         yield finding("eks.training_operator", message, f"ask: {look} --kubernetes-version {spec.eks.version}")
+
+
+@RULES.add(
+    "EKS-040",
+    "An existing EKS cluster comes with the network that it is in: nodes are in subnets of the cluster's VPC.",
+    VPC,
+    essential=True,
+)
+def network_of_existing(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and spec.eks.existing and spec.network.existing is None:
+        message = f"the stack would make a new VPC, in which EKS cluster {spec.eks_name} is not"
+        yield finding("network.existing", message, "set vpc_id and compute_subnet_id to those of the EKS cluster's VPC")
+
+
+OF_CONTROL_PLANE = ("version", "upgrade_policy", "public_access_cidrs", "cluster_role")
+"""Keys of `eks` that shape a control plane."""
+
+
+@RULES.add(
+    "EKS-041",
+    "Beside an existing EKS cluster no key shapes a control plane: the stack leaves it as it is.",
+    "infra/config.py",
+)
+def keys_beside_existing(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks" or spec.eks.existing is None:
+        return
+    written = spec.eks.model_fields_set
+    paths = [f"eks.{key}" for key in OF_CONTROL_PLANE if key in written and getattr(spec.eks, key) not in (None, ())]
+    if spec.network.existing and spec.network.existing.control_subnet_ids:
+        paths.append("network.existing.control_subnet_ids")
+    for path in paths:
+        message = f"has no effect: EKS cluster {spec.eks_name} is there already and is not changed"
+        yield finding(path, message, "remove it")
+
+
+@RULES.add(
+    "EKS-042",
+    "Roles and add-ons of `eks` are ones that the cluster uses.",
+    "infra/config.py",
+    level="warning",
+)
+def unused_parts(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks":
+        return
+    existing, pods = spec.eks.existing, {identity.role for identity in pod_identities(spec)}
+    used = {
+        "storage_role": CSI_ROLE in pods,
+        "operator_role": OPERATOR_ROLE in pods,
+        "karpenter_role": spec.eks.karpenter,
+    }
+    for key, is_used in used.items():
+        if getattr(spec.eks, key) and not is_used:
+            yield finding(f"eks.{key}", "has no effect: the stack brings nothing that has this role", "remove it")
+    needed = [addon.name for addon in needed_addons(spec)]
+    for index, name in enumerate(existing.addons if existing else ()):
+        if name not in needed:
+            yield finding(f"eks.existing.addons.{index}", f"has no effect: nothing here needs {name}", "remove it")
 
 
 def _public_ranges(spec: ClusterSpec) -> Iterator[tuple[str, str]]:

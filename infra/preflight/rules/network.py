@@ -209,9 +209,11 @@ def spare_addresses(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("NET-019", "Further security groups are those of an existing network: a group belongs to one VPC.", INGRESS)
 def further_groups(spec: ClusterSpec, context: Context) -> Problems:
     here, further = "network.security_group_ids", spec.network.security_group_ids
-    if len(further) >= MOST_GROUPS:
-        message = f"{len(further)} groups and the cluster's own are more than {MOST_GROUPS} on an interface"
-        yield finding(here, message, f"name {MOST_GROUPS - 1} at most", code="NET-018")
+    joins = spec.backend == "hyperpod-eks" and spec.eks.existing is not None
+    own = f"the cluster's own{' and that of the existing EKS cluster' if joins else ''}"
+    if len(further) + joins >= MOST_GROUPS:
+        message = f"{len(further)} groups and {own} are more than {MOST_GROUPS} on an interface"
+        yield finding(here, message, f"name {MOST_GROUPS - 1 - joins} at most", code="NET-018")
     for index, group in enumerate(further):
         if group in further[:index]:
             yield finding(f"{here}.{index}", f"{group} stands twice", "keep one", code="NET-018")

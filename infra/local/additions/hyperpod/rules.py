@@ -98,6 +98,12 @@ def _check_eks(call: Call, cluster: Spec, arn: str) -> None:
         _reject(f"The authentication mode of the EKS cluster is {mode}; HyperPod needs API or API_AND_CONFIG_MAP.")
     if not cluster.get("VpcConfig"):
         _reject("VpcConfig is required for clusters whose orchestrator is EKS.")
+    # Nodes join from subnets of the cluster's VPC (https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html).
+    vpc = eks_cluster.resources_vpc_config.get("vpcId")
+    for subnet_id in cluster["VpcConfig"]["Subnets"]:
+        subnet = lookups.find_subnet(call, subnet_id)
+        if vpc and subnet is not None and subnet.vpc_id != vpc:
+            _reject(f"Subnet {subnet_id} is not in the VPC {vpc} of the EKS cluster {arn}.")
 
 
 def _check_slurm(groups: Sequence[Spec]) -> None:
