@@ -27,12 +27,15 @@ class TrainFlags:
     give_up: str | None = flag(
         None, "hours to wait for nodes or for the run's store; else 6, over SSH on rented nodes 1"
     )
-    python: str | None = flag(None, "interpreter with the trainer on the nodes; else this one")
+    python: str | None = flag(None, "interpreter with the trainer on the nodes; else this one, in an image python3")
     partition: str | None = flag(None, "Slurm: partition; else that of the Cluster's only group of workers")
     account: str | None = flag(None, "Slurm: account; else the Cluster's")
     qos: str | None = flag(None, "Slurm: quality of service; else the Cluster's")
     time: str | None = flag(None, "Slurm: longest time of one stay in the queue's nodes, like 1-12:00:00")
-    image: str = flag("image.json", "Kubernetes: image.json, or an image as registry/repository@sha256:… (image.json)")
+    image: str | None = flag(
+        None,
+        "run ranks in containers of it: image.json, or registry/repository@sha256:…; Kubernetes: else image.json",
+    )
     queue: str | None = flag(None, "Kubernetes: queue of Kueue")
     priority: str | None = flag(None, "Kubernetes: priority class")
     dry: bool = flag(False, "print what would be run and written, and do nothing")

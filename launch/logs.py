@@ -72,9 +72,10 @@ def read(
         if not first:
             sleep(POLL_S)
         first = False
-        if has_ended(store, launch):
+        current = runs.read_record(store, journal.REQUEST) or {}
+        if has_ended(store, current, launch):
             return False
-        why = abandoned(store)
+        why = abandoned(store, current)
         if why:
             print(f"lustrain: {why}", file=sys.stderr, flush=True)
         return not why
@@ -98,22 +99,21 @@ def check_part(store: ObjectStore, request: Mapping[str, Any] | None, rank: int 
         raise UserError(problem("--rank", rank, "the run has no such rank", allowed=f"0 to {ranks - 1}", fix=fix))
 
 
-def has_ended(store: ObjectStore, launch: int | None = None) -> bool:
+def has_ended(store: ObjectStore, request: Mapping[str, Any], launch: int | None = None) -> bool:
     """Whether nothing more will be printed: the run, or the launch that is named, has ended."""
     records = journal.read(store)
     if launch is not None and any(record["attempt"] == launch and "ended" in record for record in records):
         return True
     if not records or "ended" not in records[-1]:
         return False
-    after = int((runs.read_record(store, journal.REQUEST) or {}).get("after", 0))
+    after = int(request.get("after", 0))
     history = [launch_of(record) for record in records if record["attempt"] > after]
     stop = "fab stop" if journal.stopped(store) else ""
     return bool(history) and final_decision(RestartPolicy(), history, time.time(), stop) is not None
 
 
-def abandoned(store: ObjectStore) -> str:
+def abandoned(store: ObjectStore, request: Mapping[str, Any]) -> str:
     """Return why nothing more will be printed of a run that has not ended; empty where that is not known."""
-    request = runs.read_record(store, journal.REQUEST) or {}
     if not runs.supervisor_is_gone(request):
         return ""
     records = journal.read(store)

@@ -28,6 +28,8 @@ money meanwhile: there it is shorter, and still long enough for a group to repla
 LEAVE = timedelta(minutes=30)
 """EC2 ends the instances of a capacity block so long before its end:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
+SCRATCH, MEMORY = "/opt/dlami/nvme", "/dev/shm/"
+"""A node's own disks, as node tuning mounts them (node_setup/settings/nvme.toml), and its shared memory."""
 SIZE_FLAGS = ("--nodes", "--spare", "--nproc", "--group", "--partition")
 """Where one of these is wrong, the number of ranks is not known."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -85,6 +87,8 @@ class Target:
     group: NodeGroup | None
     image: tuple[str, str]
     """Reference by digest, and what it is built for; empty where not known."""
+    paths: Mapping[str, str]
+    """Files and folders of the nodes that the run uses, by what names them."""
     max_nodes: int
     spare_nodes: int
 
@@ -127,14 +131,16 @@ def resolve_request(
     name = _backend_name(flags, cluster, backends, problems)
     backend = backends.get(name)
     if backend is not None:
-        for other, its in backends.items():
-            for flag in sorted(set(its.own_flags) - set(backend.own_flags)):
-                if getattr(flags, flag) is not None:
-                    problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {other}"))
+        others = {flag for its in backends.values() for flag in its.own_flags} - set(backend.own_flags)
+        for flag in sorted(flag for flag in others if getattr(flags, flag) is not None):
+            where = " or ".join(other for other, its in backends.items() if flag in its.own_flags)
+            problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {where}"))
     min_nodes, max_nodes = _nodes(flags, problems)
     spare = int(_number("--spare", flags.spare, 0, MAX_NODES, problems))
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
-    target = Target(run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
+    run = run_uri(flags, config, cluster, folder, problems)
+    paths = node_paths(config, run, cluster)
+    target = Target(run, cluster, group, image, paths, max_nodes, spare)
     nproc = _nproc(flags, problems)
     if backend is None:
         raise UserError(problems)
@@ -198,6 +204,32 @@ def run_uri(flags: TrainFlags, config: Config, cluster: Cluster | None, folder: 
         return ""
     parent = cluster.runs_uri if cluster else uri_of(config.run.uri, None, folder).rpartition("/")[0]
     return uri_of(f"{parent.rstrip('/')}/{flags.name}", None, folder)
+
+
+def node_paths(config: Config, run: str, cluster: Cluster | None) -> dict[str, str]:
+    """Return the files and folders of the nodes that a run uses, by what names them."""
+    named: dict[str, object] = {"run.uri": run}
+    named |= {f"task.{key}": value for key, value in config.task.options.items() if _is_path(key, value)}
+    if config.interrupt.stop_uri:
+        # It is not there before it is asked for.
+        named["interrupt.stop_uri"] = config.interrupt.stop_uri.rpartition("/")[0]
+    for index, tier in enumerate(config.checkpoint.tiers):
+        # The trainer makes the folder itself.
+        named[f"checkpoint.tiers.{index}.path"] = SCRATCH if tier.path.startswith(f"{SCRATCH}/") else tier.path
+    if config.metrics.tensorboard:
+        named["metrics.tensorboard"] = config.metrics.tensorboard
+    if cluster and cluster.lustre:
+        named["lustre.path"] = cluster.lustre.path
+    return {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, str) and value and "://" not in value and not value.startswith(MEMORY)
+    }
+
+
+def _is_path(key: str, value: object) -> bool:
+    """Whether an option of a Task names something on the node: it is absolute, or its folder of data."""
+    return isinstance(value, str) and (value.startswith("/") or key == "data")
 
 
 def _backend_name(

@@ -116,9 +116,12 @@ def sweep_status(flags: SweepStatusFlags) -> TaskResult:
     return TaskResult(reading.lines(found), found)
 
 
-def _image(name: str) -> tuple[str, str]:
-    """Return an image by digest and what it is built for; empty where there is none, which matters on Kubernetes alone."""
+def _image(name: str | None) -> tuple[str, str]:
+    """Return an image by digest and what it is built for; empty where there is none, which not every backend needs."""
+    from launch.image import DEFAULT
     from lustrain import image_file
+
+    name = name or DEFAULT
 
     if "@" in name:
         return name, ""

@@ -38,9 +38,9 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LONGEST_README = 150
 OF_OTHER_PROGRAMS = {
     *("--exclude", "--exclude-dependents", "--exclude-protected", "--local", "--policy-pack"),  # pulumi
-    *("--driver", "--link", "--shm-size", "--ulimit"),  # docker
+    *("--driver", "--ipc", "--link", "--shm-size", "--ulimit"),  # docker
     *("--dry", "--help", "--list"),  # fab
-    *("--from-file", "--kill-on-bad-exit", "--no-kill"),  # kubectl, srun
+    *("--container-image", "--from-file", "--kill-on-bad-exit", "--no-kill"),  # Pyxis, kubectl, srun
     *("--shutdown-timeout", "--snapshot-update", "--strict"),  # torchrun, syrupy, mypy
     *("--kind", "--nodes", "--nproc", "--only", "--textfile"),  # our own modules
 }

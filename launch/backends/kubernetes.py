@@ -20,6 +20,7 @@ from typing import IO, Any
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.command import error_text, run
 from launch.flags import TrainFlags
+from launch.image import checked_image
 from launch.request import RunRequest, Target
 from lustrain.cluster import Cluster
 from lustrain.cluster import Kubernetes as KubernetesDefaults
@@ -51,8 +52,6 @@ _LOST = (
 JOB_NAME = r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?"
 """The pods' names end with an index, and have 63 letters at most:
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode"""
-_DIGEST = r"[\w.:\[\]-]+(/[\w.-]+)+@sha256:[0-9a-f]{64}"
-MAKE_IMAGE = "fab image-build --push, or give REGISTRY/REPOSITORY@sha256:…"
 ENDED = ("Complete", "Failed")
 PODS_AT_ONCE = 16
 """Pods whose logs are read at the same time: a process of kubectl for each."""
@@ -85,7 +84,7 @@ class KubernetesOptions:
 
 
 class KubernetesBackend:
-    own_flags = ("queue", "priority")
+    own_flags = ("image", "queue", "priority")
     uses_groups = True
     scheduler_can_replace_nodes = False
 
@@ -106,13 +105,7 @@ class KubernetesBackend:
         if "-" in flags.nodes or flags.spare != "0":
             fix = "give one number: Kubernetes replaces a lost pod by itself"
             problems.append(problem("--nodes", flags.nodes, "a Job has a fixed number of pods", fix=fix))
-        ref, built_for = target.image
-        if not re.fullmatch(_DIGEST, ref):
-            problems.append(problem("--image", flags.image, "names no image by its digest", fix=MAKE_IMAGE))
-        gpus = group.gpus if group else 0
-        if built_for and (built_for == "cpu") != (not gpus):
-            nodes = f"nodes with {gpus} GPUs" if gpus else "nodes without GPUs"
-            problems.append(problem("--image", flags.image, f"is built for {built_for}, and the group has {nodes}"))
+        ref = checked_image(flags, target, problems)
         if not target.run.startswith("s3://") and not any(
             target.run.startswith(f"{path}/") for path in defaults.claims
         ):
@@ -126,7 +119,7 @@ class KubernetesBackend:
             queue=flags.queue,
             priority=flags.priority,
             region=target.cluster.region if target.cluster else None,
-            gpus=gpus,
+            gpus=group.gpus if group else 0,
             efa=group.efa if group else 0,
             labels=tuple(group.labels.items()) if group else (),
             tolerated=tuple((taint.key, taint.effect) for taint in group.taints) if group else (),

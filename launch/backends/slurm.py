@@ -15,22 +15,18 @@ from typing import IO, Any
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.command import error_text, run
 from launch.backends.log_file import log_file, read_log_file
+from launch.backends.ranks import SPARE_S, first_port, late_s, ranks_environment
+from launch.container import Container
 from launch.flags import TrainFlags
+from launch.image import container_of
 from launch.request import RunRequest, Target
 from lustrain.cluster import Cluster
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
-from trainer.environment import SILENT
-from trainer.launch.node import LINGER_S
 from trainer.storage import ObjectStore
 
 SCRIPT = "launch/batch.py"
-SOURCES = ("supervisor/policy", "supervisor/executor", "supervisor/loop", "backends/slurm_executor")
+SOURCES = ("supervisor/policy", "supervisor/executor", "supervisor/loop", "container", "backends/slurm_executor")
 """Files of launch/ that the batch script carries, in the order in which they need each other."""
-FIRST_PORT, PORTS = 20_000, 10_000
-"""Ports below those that Linux chooses for connections, from 32768:
-https://docs.kernel.org/networking/ip-sysctl.html"""
-SPARE_S = 10
-"""Seconds beside the trainer's own grace, from the signal to the end of the job's time."""
 FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'#%\\]")
 """In a word of sbatch's options: white space, quotes, and the patterns of file names."""
 PING = "scontrol ping; is slurmctld up?"
@@ -54,6 +50,8 @@ class SlurmOptions:
     gpus: int
     """GPUs of each node."""
     efa: bool
+    container: Container | None
+    """What ranks run in; None on the nodes themselves."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Job:
 
 
 class SlurmBackend:
-    own_flags = ("partition", "account", "qos", "time")
+    own_flags = ("account", "image", "partition", "qos", "time")
     uses_groups = True
     scheduler_can_replace_nodes = True
 
@@ -96,6 +94,7 @@ class SlurmBackend:
             flags.time,
             group.gpus if group else 0,
             bool(group and group.efa),
+            container_of(flags, target, problems),
         )
         names = {"--partition": options.partition, "--account": options.account, "--qos": options.qos}
         for path, name in names.items():
@@ -109,7 +108,10 @@ class SlurmBackend:
         log = log_file(request, folder)
         if match := FORBIDDEN_CHARACTER.search(log):
             raise UserError(problem("folder", str(folder), f"holds {match[0]!r}, which an option of sbatch cannot"))
-        text = script(request, log, ranks_environment(environ))
+        options: SlurmOptions = request.options
+        # Modules of the node are not the image's.
+        without = ("PYTHONPATH",) if options.container else ()
+        text = script(request, log, ranks_environment(environ, efa=options.efa, without=without))
         return LaunchPlan(("sbatch", "--parsable", f"--chdir={folder}"), {SCRIPT: text})
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
@@ -192,25 +194,15 @@ def script_plan(request: RunRequest, environment: dict[str, str]) -> dict[str, A
     return {
         "run": request.run,
         "config": request.config_uri,
-        "python": request.python or sys.executable,
+        "python": request.python or ("python3" if request.options.container else sys.executable),
         "ranks": request.policy.ranks_per_node,
-        "port": FIRST_PORT + sum(request.run.encode()) % PORTS,
+        "port": first_port(request.run),
         "policy": asdict(request.policy),
         "max_wait_s": request.max_wait_s,
         "late_s": late_s(request),
-        # Named, because NCCL without the plugin would use TCP, and write no more than a line about it.
-        "environment": environment | ({"NCCL_NET_PLUGIN": "ofi"} if request.options.efa else {}),
+        "environment": environment,
+        "container": asdict(request.options.container) if request.options.container else None,
     }
-
-
-def late_s(request: RunRequest) -> int:
-    """Return the seconds after the end of the first launcher at which Slurm ends the others.
-
-    Launchers wait for each other, and a last save takes as long as the trainer may need for one. One on a node that does not
-    answer would be waited for until Slurm takes the node for lost, five minutes by default:
-    https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout
-    """
-    return round(LINGER_S + request.grace_s) + SPARE_S
 
 
 def script(request: RunRequest, log: str, environment: dict[str, str]) -> str:
@@ -229,21 +221,6 @@ def script(request: RunRequest, log: str, environment: dict[str, str]) -> str:
     body = [_standalone(Path(__file__).parents[1] / f"{name}.py") for name in SOURCES]
     values = pprint.pformat(script_plan(request, environment), width=100, sort_dicts=False)
     return "\n".join([*head, "", f"PLAN = {values}", "", *body, "", "sys.exit(main(PLAN))", ""])
-
-
-def ranks_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what ranks get of `environ`: paths of programs and modules, and of AWS the region and endpoint."""
-    kept = (
-        "PATH",
-        "PYTHONPATH",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-        "AWS_ENDPOINT_URL_S3",
-        "GLOO_SOCKET_IFNAME",
-        "OMP_NUM_THREADS",
-        SILENT,
-    )
-    return {name: environ[name] for name in kept if name in environ}
 
 
 def submit(text: str, folder: Path, request: RunRequest) -> int:

@@ -11,12 +11,27 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from launch.container import (
+    DOCKER,
+    HOST_ONLY,
+    NO_ENGINE,
+    PODMAN,
+    Container,
+    Engine,
+    kind_of,
+    prepared,
+    pyxis_options,
+    pyxis_words,
+    replacing,
+    run_words,
+)
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
-from launch.supervisor.policy import LOST_RUN, PEERS, REQUEUE, Launch, Requeue, RestartPolicy, launch_of
+from launch.supervisor.policy import LOST_RUN, PEERS, REQUEUE, USAGE, Launch, Requeue, RestartPolicy, launch_of
 
 UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *"*~#!%")
 """Parts of the state of a node that takes no new step, or will soon be powered down: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
@@ -33,11 +48,99 @@ WATCH = """while sleep 10; do
 done"""
 
 
+STEP_NAMES = ("LUSTRAIN_ATTEMPT", "SLURMD_NODENAME", "SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
+"""Variables of a step that the launcher of a node reads, or the trial."""
+PREPARE_MIN = 30
+"""How long nodes may take to have the image, and to start a container of it."""
+TRIAL = "import os, trainer.launch.node; print(os.environ['SLURMD_NODENAME'])"
+ANSWER_S = 60.0
+"""For a program that says what is on this host, and for the end of what is left on nodes."""
+
+
+class Runtime:
+    """How programs of the trainer start: on the nodes themselves, or in containers there."""
+
+    def __init__(self, container: Container | None, engine: Engine | None, names: Sequence[str]) -> None:
+        """`names`: variables that a container gets. Without an engine it is Pyxis that starts containers."""
+        self.container, self._engine, self._names = container, engine, [*names, *STEP_NAMES]
+        # One of an earlier start of this job may be half made.
+        start = os.environ.get("SLURM_RESTART_COUNT", "0")
+        self._name = f"lustrain-{os.environ['SLURM_JOB_ID']}-{start}"
+
+    def options(self) -> list[str]:
+        """Return options of srun."""
+        if self.container is None or self._engine is not None:
+            return []
+        return pyxis_options(self.container, self._name)
+
+    def launch_words(self, words: Sequence[str]) -> list[str]:
+        """Return what a step of a launch runs."""
+        if self.container is None or self._engine is None:
+            return [*(pyxis_words() if self.container else []), *words]
+        run = run_words(self._engine, self.container, self._names, self._name)
+        return replacing(self._engine, self._name, [*run, *words])
+
+    def trial_words(self, words: Sequence[str]) -> list[str]:
+        """Return what a step runs that has the image on its nodes, and tries it."""
+        if self.container is None or self._engine is None:
+            return self.launch_words(words)
+        run = run_words(self._engine, self.container, self._names)
+        return prepared(self._engine, self.container, [*run, *words])
+
+    def host_words(self, words: Sequence[str]) -> list[str]:
+        """Return the command that runs `words` on this host, with its standard input."""
+        if self.container is None:
+            return list(words)
+        if self._engine is not None:
+            plain = replace(self.container, gpus=False, efa=False)
+            return [*run_words(self._engine, plain, self._names, interactive=True), *words]
+        step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={os.environ['SLURMD_NODENAME']}"]
+        return [*step, "--overlap", "--export=ALL", *self.options(), *self.launch_words(words)]
+
+    def remove_words(self) -> list[str]:
+        """Return what a step runs to remove the container of a launch whose client was killed; empty where there is none."""
+        if self._engine is None:
+            return []
+        return replacing(self._engine, self._name, ["true"])
+
+
+def runtime_of(plan: Mapping[str, Any]) -> Runtime | None:
+    """Return how programs start, by what is on this host; None where an image is to be run and nothing here can."""
+    container = Container(**plan["container"]) if plan["container"] else None
+    names = [name for name in plan["environment"] if name not in HOST_ONLY]
+    if container is None or "--container-image" in _said("srun", "--help"):
+        return Runtime(container, None, names)
+    for program in (DOCKER, PODMAN):
+        # Docker's prints its daemon's version too, and fails where that does not answer this user.
+        if _said(program, "version"):
+            kind = kind_of(program, _said(program, "--version"))
+            user, groups = f"{os.getuid()}:{os.getgid()}", tuple(str(group) for group in sorted(os.getgroups()))
+            return Runtime(container, Engine(kind, program, user, groups, kind == PODMAN and os.getuid() != 0), names)
+    return None
+
+
+def _said(*command: str) -> str:
+    """Return what a program prints; empty where it is not here, does not answer, or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
 class CommandJournal:
     """The run's journal, by a command of the trainer's environment: this script has no more than the standard library."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
-        self._command = [plan["python"], "-m", "trainer.launch.journal"]
+    def __init__(self, plan: Mapping[str, Any], runtime: Runtime) -> None:
+        self._command = runtime.host_words([plan["python"], "-m", "trainer.launch.journal"])
         self._run = plan["run"]
         start = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + 1
         self.launcher_id = f"job {os.environ['SLURM_JOB_ID']} of Slurm, start {start}, on {socket.gethostname()}"
@@ -79,8 +182,10 @@ class CommandJournal:
 class Allocation:
     """The nodes that Slurm has given to this job."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
-        self._plan = plan
+    def __init__(self, plan: Mapping[str, Any], runtime: Runtime) -> None:
+        self._plan, self._runtime = plan, runtime
+        self._tried: dict[str, bool] = {}
+        """Whether a container started on a node, by its name."""
         self._step: subprocess.Popen[bytes] | None = None
         self._signal = 0
         self._addresses: dict[str, str] = {}
@@ -95,6 +200,57 @@ class Allocation:
         return self._signal == signal.SIGUSR1
 
     def healthy_nodes(self) -> list[str]:
+        nodes = self._usable_nodes()
+        if self._runtime.container is None:
+            return nodes
+        self._try(nodes)
+        return [node for node in nodes if self._tried.get(node)]
+
+    def wait_for_nodes(self) -> list[str]:
+        """Return the same once Slurm answers; none where this process has to end."""
+        while not self._signal:
+            try:
+                return self.healthy_nodes()
+            except TemporarilyUnavailable as error:
+                log(str(error))
+                self.sleep(POLL_S)
+        return []
+
+    @property
+    def unfit_nodes(self) -> list[str]:
+        """Nodes on which no container starts."""
+        return sorted(node for node, started in self._tried.items() if not started)
+
+    def _try(self, nodes: Sequence[str]) -> None:
+        """Have the image on the nodes that were not tried yet, and start a container there."""
+        untried = [node for node in nodes if node not in self._tried]
+        if not untried or self._signal:
+            return
+        log(f"looking for the image on {', '.join(untried)}")
+        limit = ["--kill-on-bad-exit=0", "--wait=0", f"--time={PREPARE_MIN}"]
+        trial = self._runtime.trial_words([self._plan["python"], "-c", TRIAL])
+        command = [*self._step_words(untried), *limit, *self._runtime.options(), *trial]
+        self._step = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        out, _ = self._step.communicate()
+        if self.stop_reason():
+            # It was ended, which says nothing of the nodes.
+            return
+        started = set(out.decode(errors="replace").split())
+        self._tried.update((node, node in started) for node in untried)
+        for node in untried:
+            if node not in started:
+                log(
+                    f"{node} is left out: no container of {self._plan['container']['image']} starts there, see above; "
+                    "fix: mend that, or give another --image"
+                )
+
+    def _step_words(self, nodes: Sequence[str]) -> list[str]:
+        """Return the words of a step with one task on each of the nodes, beside the steps that run there."""
+        count = str(len(nodes))
+        step = ["srun", "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(nodes)]
+        return [*step, "--overlap", "--export=ALL"]
+
+    def _usable_nodes(self) -> list[str]:
         # Not SLURM_JOB_NODELIST: nodes that Slurm has since taken out of the job may be idle, or in another job.
         held = _output("squeue", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%N").strip()
         nodes = _output("scontrol", "show", "hostnames", held).split()
@@ -106,11 +262,10 @@ class Allocation:
         return [node for node in nodes if node in usable]
 
     def run_launch(self, number: int, nodes: Sequence[str]) -> int:
-        plan, count = self._plan, str(len(nodes))
-        step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(nodes)]
+        plan = self._plan
         # The launcher of a node has all of its cores, and binds ranks to them itself. A step that lost a node holds its
         # resources until Slurm hears of that node again: without --overlap the next step would wait for them forever.
-        ends = ["--kill-on-bad-exit=0", f"--wait={plan['late_s']}", "--cpu-bind=none", "--overlap", "--export=ALL"]
+        ends = ["--kill-on-bad-exit=0", f"--wait={plan['late_s']}", "--cpu-bind=none"]
         rendezvous = [
             "--master",
             f"{self._master_address(nodes[0])}:{plan['port'] + 2 * number % PORTS}",
@@ -120,10 +275,10 @@ class Allocation:
             str(plan["ranks"]),
         ]
         launcher = [plan["python"], "-m", "trainer.launch.node", *rendezvous, "--run", plan["run"]]
+        words = self._runtime.launch_words([*launcher, "--", "train", plan["config"]])
+        command = [*self._step_words(nodes), *ends, *self._runtime.options(), *words]
         environment = {**os.environ, "LUSTRAIN_ATTEMPT": str(number)}
-        self._step = subprocess.Popen(
-            ["srun", *step, *ends, *launcher, "--", "train", plan["config"]], env=environment, stdin=subprocess.DEVNULL
-        )
+        self._step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         if self.time_limit_reached:
             # The signal came before there was a step to pass it on to.
             self._step.send_signal(signal.SIGUSR1)
@@ -151,7 +306,7 @@ class Allocation:
             return
         host = os.environ["SLURMD_NODENAME"]
         try:
-            others = [node for node in self.healthy_nodes() if node != host][:WATCHERS]
+            others = [node for node in self._usable_nodes() if node != host][:WATCHERS]
         except TemporarilyUnavailable:
             return
         if not others:
@@ -159,10 +314,8 @@ class Allocation:
         if self._watch is not None:
             _, errors = self._watch.communicate()
             log(f"no node watched over {host} for a while: {' '.join(errors.decode(errors='replace').split()[:40])}")
-        count = str(len(others))
-        step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(others)]
         command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, os.environ["SLURM_JOB_ID"]]
-        watch = ["srun", *step, "--overlap", "--gres=none", "--kill-on-bad-exit=0", "--export=ALL", *command]
+        watch = [*self._step_words(others), "--gres=none", "--kill-on-bad-exit=0", *command]
         # It ends with the job, which Slurm prints as an error.
         self._watch = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
@@ -170,9 +323,15 @@ class Allocation:
         self._signalled.wait(seconds)
 
     def close(self) -> None:
-        """End the watch over this host: it must not requeue a job that has ended."""
+        """End the watch over this host: it must not requeue a job that has ended. Remove containers whose client was killed."""
         if self._watch is not None and self._watch.poll() is None:
             self._watch.terminate()
+        remove = self._runtime.remove_words()
+        with suppress(TemporarilyUnavailable, subprocess.TimeoutExpired):
+            nodes = [node for node in self._usable_nodes() if self._tried.get(node)] if remove else []
+            if nodes:
+                step = [*self._step_words(nodes), "--gres=none", "--kill-on-bad-exit=0"]
+                subprocess.run([*step, *remove], stdin=subprocess.DEVNULL, timeout=ANSWER_S, check=False)
 
     def stop_reason(self) -> str:
         if not self._signal:
@@ -213,15 +372,29 @@ def _output(*command: str) -> str:
 def main(plan: Mapping[str, Any]) -> int:
     """Supervise the run that the plan describes; return the exit code of the batch script."""
     os.environ.update(plan["environment"])
-    allocation = Allocation(plan)
+    runtime = runtime_of(plan)
+    if runtime is None:
+        log(
+            f"nothing on {socket.gethostname()} starts containers; allowed: Pyxis for srun, {NO_ENGINE}; fix: leave --image out"
+        )
+        return USAGE
+    allocation = Allocation(plan, runtime)
     policy = RestartPolicy(**plan["policy"])
     try:
-        decision = supervise(allocation, CommandJournal(plan), policy, log, max_wait_s=plan["max_wait_s"])
+        if runtime.container is not None:
+            nodes = allocation.wait_for_nodes()
+            if allocation.stop_reason():
+                return requeue(()) if allocation.time_limit_reached else REQUEUE
+            # The journal is in a container of this host.
+            if os.environ["SLURMD_NODENAME"] in allocation.unfit_nodes:
+                return requeue(allocation.unfit_nodes) if nodes else USAGE
+        journal = CommandJournal(plan, runtime)
+        decision = supervise(allocation, journal, policy, log, max_wait_s=plan["max_wait_s"])
     finally:
         allocation.close()
     log(decision.why)
     if isinstance(decision, Requeue):
-        return requeue(decision.without)
+        return requeue(sorted({*decision.without, *allocation.unfit_nodes}))
     if allocation.time_limit_reached and decision.code in (PEERS, REQUEUE):
         return requeue(())
     return decision.code

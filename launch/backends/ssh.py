@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,22 +15,24 @@ from launch import runs
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.local import RunJournal, print_line
 from launch.backends.log_file import LineReader
-from launch.backends.slurm import FIRST_PORT, PORTS, SPARE_S, late_s, ranks_environment
-from launch.backends.ssh_executor import SshExecutor, SshPlan
+from launch.backends.ranks import SPARE_S, first_port, late_s, ranks_environment
+from launch.backends.ssh_executor import SshExecutor
 from launch.backends.ssh_nodes import Nodes, all_nodes, as_record, ended_nodes, from_record, nodes_of_group
 from launch.backends.ssh_unit import (
     FORBIDDEN_CHARACTER,
     LOG_FOLDER,
     Inspection,
-    Launcher,
     Patience,
+    Runner,
+    SshPlan,
     check_variables,
     launch_of_unit,
     remove_script,
-    unit_name,
     unit_prefix,
 )
+from launch.container import DOCKER, HOST_ONLY, Container, Engine, without_mount
 from launch.flags import TrainFlags
+from launch.image import container_of
 from launch.request import RunRequest, Target
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
@@ -59,10 +61,12 @@ class SshOptions:
     cluster: Cluster
     group: str
     efa: bool
+    container: Container | None
+    """What ranks run in; None on the nodes themselves."""
 
 
 class SshBackend:
-    own_flags = ()
+    own_flags = ("image",)
     uses_groups = True
     scheduler_can_replace_nodes = False
 
@@ -86,27 +90,30 @@ class SshBackend:
         for path, word in {"run.uri": target.run, "--python": flags.python or ""}.items():
             if match := FORBIDDEN_CHARACTER.search(word):
                 problems.append(problem(path, word, f"holds {match[0]!r}, which a unit of systemd cannot"))
-        if flags.image != TrainFlags.image:
-            problems.append(problem("--image", flags.image, "only valid with --on kubernetes"))
         name = next((name for name, one in cluster.groups.items() if one is group), "")
-        return SshOptions(cluster, name, bool(group and group.efa))
+        return SshOptions(cluster, name, bool(group and group.efa), container_of(flags, target, problems))
 
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         plan = ssh_plan(request, environ)
         check_variables(plan.variables)
         names = tuple(f"NODE{rank}" for rank in range(request.policy.max_nodes))
-        unit, user = unit_name(request.run, 1), request.options.cluster.reach.user
+        user = request.options.cluster.reach.user
         master = f"ADDRESS0:{plan.port + 1}"
-        launcher = Launcher(unit, user, plan.python, plan.run, plan.config, names, master, plan.ranks, plan.stop_s)
-        return LaunchPlan(tuple(launcher.command(0)))
+        launcher = plan.launcher(1, names, master)
+        # Which engine a node has, and what the user's number is there, is not known before it is asked.
+        engine = Engine(DOCKER, "/usr/bin/docker", "UID:GID") if plan.container else None
+        return LaunchPlan(tuple(launcher.command(0, Runner(user, engine))))
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         options: SshOptions = request.options
         nodes = Nodes()
         try:
-            print("lustrain: looking at the nodes", file=sys.stderr, flush=True)
             common = ssh_plan(request, os.environ)
-            found = nodes.inspect(nodes_of_group(options.cluster, options.group), common.python, common.variables)
+            print_line("looking at the nodes" + (", which fetch the image if they lack it" if common.container else ""))
+            if common.container:
+                # The run's folder is made when all is well.
+                common = replace(common, container=without_mount(common.container, request.run))
+            found = nodes.inspect(nodes_of_group(options.cluster, options.group), common)
         finally:
             nodes.close()
         refuse_too_few(request, {node.name: one for node, one in found.items()}, resume=resume)
@@ -289,17 +296,20 @@ def read_node_logs(
 
 def ssh_plan(request: RunRequest, environ: Mapping[str, str]) -> SshPlan:
     """Return what all launches of the request have in common. Pure."""
-    variables = ranks_environment(environ) | ({"NCCL_NET_PLUGIN": "ofi"} if request.options.efa else {})
+    options: SshOptions = request.options
+    without = HOST_ONLY if options.container else ()
+    variables = ranks_environment(environ, efa=options.efa, without=without)
     notice_s = max_silence_s(SILENT_S, variables) + NOTICE_S
     return SshPlan(
         run=request.run,
         config=request.config_uri,
-        python=request.python or sys.executable,
+        python=request.python or ("python3" if options.container else sys.executable),
         ranks=request.policy.ranks_per_node,
-        port=FIRST_PORT + sum(request.run.encode()) % PORTS,
+        port=first_port(request.run),
         variables=variables,
         patience=Patience(notice_s, notice_s, late_s(request)),
         stop_s=round(request.grace_s) + SPARE_S,
+        container=options.container,
     )
 
 

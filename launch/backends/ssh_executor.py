@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from launch.backends.ssh_nodes import CALL_S, REFUSED, Nodes
@@ -16,9 +15,9 @@ from launch.backends.ssh_unit import (
     STARTING,
     UNKNOWN,
     Inspection,
-    Launcher,
     NodeState,
-    Patience,
+    Runner,
+    SshPlan,
     environment_text,
     launch_code,
     launch_of_unit,
@@ -41,22 +40,10 @@ from trainer.launch.ranks import FORWARDED
 POLL_S = 2.0
 STATE_S = 15.0
 """For one look at a node; one that is slower counts as not known."""
+NOT_STARTED = (125, 126, 127)
+"""Codes of `docker run` and `podman run` for what they could not start: https://docs.docker.com/engine/containers/run/#exit-status"""
 PORTS = 1000
 """A launch uses a port and the next one, and neither of the launch before, which a late process may still hold."""
-
-
-@dataclass(frozen=True)
-class SshPlan:
-    """What all launches of a run have in common."""
-
-    run: str
-    config: str
-    python: str
-    ranks: int
-    port: int
-    variables: Mapping[str, str]
-    patience: Patience
-    stop_s: int
 
 
 class SshExecutor:
@@ -78,6 +65,7 @@ class SshExecutor:
         """Of those that this process knows to have begun; a later one is another supervisor's."""
         self._known: dict[str, Node] = {}
         self._addresses: dict[str, str] = {}
+        self._runners: dict[str, Runner] = {}
         self._left_out: dict[str, str] = {}
         self._starts_until: dict[tuple[str, Node], float] = {}
         """Until when a unit that is not there yet may still start on a node."""
@@ -93,13 +81,14 @@ class SshExecutor:
         except UserError as error:
             raise TemporarilyUnavailable(str(error)) from None
         self._known.update((node.name, node) for node in listed)
-        inspections = self._nodes.inspect(listed, plan.python, plan.variables)
+        inspections = self._nodes.inspect(listed, plan)
         left_out = {node.name: self._why_not(node, found) for node, found in inspections.items()}
         for name, why in left_out.items():
             if why and self._left_out.get(name) != why:
                 self._log(f"{name} is left out: {why}")
         self._left_out = left_out
         self._addresses.update((node.name, found.address) for node, found in inspections.items() if found.address)
+        self._runners.update((node.name, found.runner) for node, found in inspections.items())
         return [node.name for node in listed if not left_out[node.name]]
 
     def known_nodes(self, names: Sequence[str]) -> list[Node]:
@@ -135,6 +124,7 @@ class SshExecutor:
                 self._log(f"no node answers: launch {number} may go on there" if silent else "nodes answer again")
             step = next_step(states, 0.0 if first_end is None else now - first_end, patience)
             if step == "over":
+                self._report_containers(number, nodes, states)
                 self._remove(unit, nodes)
                 return launch_code(states)
             if self._signal and silent:
@@ -164,11 +154,10 @@ class SshExecutor:
         unit = unit_name(plan.run, number)
         master = f"{self._addresses.get(names[0]) or nodes[0].address}:{plan.port + 2 * number % PORTS}"
         variables = environment_text(plan.variables, number)
+        launcher = plan.launcher(number, names, master)
 
         def start(node: Node) -> str:
-            user = self._nodes.user(node)
-            launcher = Launcher(unit, user, plan.python, plan.run, plan.config, names, master, plan.ranks, plan.stop_s)
-            script = start_script(launcher, nodes.index(node))
+            script = start_script(launcher, nodes.index(node), self._runners[node.name])
             return self._nodes.run(node, script, variables, root=True)
 
         answers = self._nodes.each(nodes, start)
@@ -221,6 +210,13 @@ class SshExecutor:
         script = signal_script(unit, name, whole=whole)
         answers = self._nodes.each(nodes, lambda node: self._nodes.run(node, script, root=True))
         return {node for node, answer in answers.items() if not isinstance(answer, Fault)}
+
+    def _report_containers(self, number: int, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
+        """Name the nodes whose engine did not start the launcher."""
+        for node, state in zip(nodes, states, strict=True):
+            if self._plan.container is not None and state.code in NOT_STARTED:
+                why = f"its container did not start (exit code {state.code})"
+                self._log(f"{node.name}: {why}; fix: fab logs {self._plan.run} --launch {number} shows why")
 
     def _remove(self, unit: str, nodes: Sequence[Node]) -> None:
         script = remove_script(unit)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fabric import Config
 
-from launch.backends.ssh_unit import Inspection, inspect_script, parse_inspection
+from launch.backends.ssh_unit import Inspection, SshPlan, inspect_script, parse_inspection, with_engine
+from launch.container import trial_script
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError, problem
 from node_setup.fleet.faults import SUDO, Fault
@@ -24,6 +25,9 @@ from node_setup.fleet.transport import Connections, Deadline, Limits
 T = TypeVar("T")
 CALL_S = 60.0
 """For one script on one node, with its connection."""
+IMAGE_S = 1200.0
+"""For a node to fetch the image, and to start a container of it."""
+IMAGE_FIX = "mend that, or give another --image; docs/launch.md says what a node needs"
 REFUSED = "refused"
 
 
@@ -74,21 +78,28 @@ class Nodes:
         with ThreadPoolExecutor(max(1, min(at_once, len(listed)))) as pool:
             return dict(zip(listed, pool.map(safely, listed), strict=True))
 
-    def inspect(self, nodes: Iterable[Node], python: str, variables: Mapping[str, str]) -> dict[Node, Inspection]:
-        """Return whether nodes are ready for a launch; nothing is changed on them."""
-        given = "".join(f"{name}={value}\n" for name, value in variables.items())
-        script = inspect_script(python)
-        answers = self.each(nodes, lambda node: self.run(node, script, given))
-        return {
-            node: Inspection("", {}, f"{answer.kind}: {answer.why}", answer.fix)
-            if isinstance(answer, Fault)
-            else parse_inspection(answer, python, node.route.user or "")
-            for node, answer in answers.items()
-        }
+    def inspect(self, nodes: Iterable[Node], plan: SshPlan) -> dict[Node, Inspection]:
+        """Return whether nodes are ready for a launch. Nothing is changed on them but that they have the image."""
+        given = "".join(f"{name}={value}\n" for name, value in plan.variables.items())
+        script = inspect_script(None if plan.container else plan.python)
 
-    def user(self, node: Node) -> str:
-        """Return the name under which scripts run there. Fault."""
-        return self._session(node, CALL_S).user
+        def inspect(node: Node) -> Inspection:
+            found = parse_inspection(self.run(node, script, given), plan.python, node.route.user or "")
+            if found.why or plan.container is None:
+                return found
+            trial = trial_script(plan.container, tuple(plan.variables), found.ids, found.groups, plan.python)
+            try:
+                said = self.run(node, trial, root=True, seconds=IMAGE_S)
+            except Fault as fault:
+                return replace(
+                    found, why=f"no container of {plan.container.image} starts there: {fault.why}", fix=IMAGE_FIX
+                )
+            return with_engine(found, said)
+
+        return {
+            node: Inspection("", {}, f"{found.kind}: {found.why}", found.fix) if isinstance(found, Fault) else found
+            for node, found in self.each(nodes, inspect).items()
+        }
 
     def _session(self, node: Node, seconds: float) -> Session:
         session = self._sessions.get(node)

@@ -6,9 +6,10 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from launch.container import Container, Engine, run_words
 from lustrain.problem import UserError, problem
 from trainer.environment import ATTEMPT
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
@@ -37,11 +38,20 @@ _SHOWN = "".join(f" --property={name}" for name in ("Id", "ActiveState", "SubSta
 
 
 @dataclass(frozen=True)
+class Runner:
+    """Who runs the launcher of a node."""
+
+    user: str = ""
+    """The name of the user who logs in."""
+    engine: Engine | None = None
+    """What starts the launcher in a container; root starts it then, because no other user need have access to a daemon."""
+
+
+@dataclass(frozen=True)
 class Launcher:
     """What a launch runs on each of its nodes."""
 
     unit: str
-    user: str
     python: str
     run: str
     config: str
@@ -53,8 +63,11 @@ class Launcher:
     """Ranks of one node."""
     stop_s: int
     """Seconds from SIGTERM to SIGKILL when the unit is stopped."""
+    container: Container | None
+    variables: tuple[str, ...]
+    """Names of the variables that a container gets."""
 
-    def command(self, rank: int) -> list[str]:
+    def command(self, rank: int, runner: Runner) -> list[str]:
         """Return the command of the node with this rank. Variables are in a file of root's, which it names."""
         properties = {
             "EnvironmentFile": environment_file(self.unit),
@@ -67,7 +80,13 @@ class Launcher:
             "TimeoutStopSec": str(self.stop_s),
             **LIMITS,
         }
-        options = [f"--property={name}={value}" for name, value in properties.items()]
+        prefix: list[str] = []
+        if self.container is not None and runner.engine is not None:
+            # A container outlives a client that was killed.
+            properties["ExecStopPost"] = f"-{runner.engine.program} rm --force {self.unit}"
+            prefix = run_words(runner.engine, self.container, (*self.variables, ATTEMPT), self.unit)
+        options = [] if prefix else [f"--uid={runner.user}"]
+        options += [f"--property={name}={value}" for name, value in properties.items()]
         launcher = [
             self.python,
             "-m",
@@ -79,7 +98,7 @@ class Launcher:
         ]
         launcher += ["--master", self.master, "--roster", ",".join(self.nodes), "--nproc", str(self.ranks)]
         launcher += ["--output-limit", str(LOG_LIMIT), "--run", self.run, "--", "train", self.config]
-        return ["systemd-run", "--quiet", f"--unit={self.unit}", f"--uid={self.user}", *options, "--", *launcher]
+        return ["systemd-run", "--quiet", f"--unit={self.unit}", *options, "--", *prefix, *launcher]
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,36 @@ class Patience:
     """For nodes that have to notice that another is lost."""
     running_s: float
     """For nodes that still save."""
+
+
+@dataclass(frozen=True)
+class SshPlan:
+    """What all launches of a run have in common."""
+
+    run: str
+    config: str
+    python: str
+    ranks: int
+    port: int
+    variables: Mapping[str, str]
+    patience: Patience
+    stop_s: int
+    container: Container | None = None
+
+    def launcher(self, launch: int, nodes: tuple[str, ...], master: str) -> Launcher:
+        """Return what the launch runs on these nodes, whose ranks meet at `master`."""
+        return Launcher(
+            unit=unit_name(self.run, launch),
+            python=self.python,
+            run=self.run,
+            config=self.config,
+            nodes=nodes,
+            master=master,
+            ranks=self.ranks,
+            stop_s=self.stop_s,
+            container=self.container,
+            variables=tuple(self.variables),
+        )
 
 
 Step = Literal["wait", "stop", "over"]
@@ -167,7 +216,7 @@ def environment_text(variables: Mapping[str, str], launch: int) -> str:
     return "".join(f'{name}="{value}"\n' for name, value in quoted.items())
 
 
-def start_script(launcher: Launcher, rank: int) -> str:
+def start_script(launcher: Launcher, rank: int, runner: Runner) -> str:
     """Return the script, for root, that starts the unit; its input is the file of variables.
 
     What earlier launches of the run have left on the node, as one that was cut off, is taken away. A script that runs late,
@@ -192,7 +241,7 @@ done
 umask 022
 mkdir -p {LOG_FOLDER}
 {prune_script()}
-{shlex.join(launcher.command(rank))}
+{shlex.join(launcher.command(rank, runner))}
 trap - EXIT
 """
 
@@ -246,16 +295,19 @@ def _remove(prefix: str) -> str:
 done"""
 
 
-def inspect_script(python: str) -> str:
-    """Return the script that says whether a node is ready; its input are lines NAME=VALUE, the variables of a launcher."""
+def inspect_script(python: str | None) -> str:
+    """Return the script that says whether a node is ready; its input are lines NAME=VALUE, the variables of a launcher. Without
+    `python` the trainer need not be there."""
+    load = f"exec {shlex.quote(python)} -c 'import trainer.launch.node' 2>&1" if python else "exit 0"
     return f"""[ -d /run/systemd/system ] && command -v systemd-run >/dev/null || echo systemd=no
 [ "$(id -u)" = 0 ] || LC_ALL=C sudo -n true 2>/dev/null || echo sudo=no
 set -- ${{SSH_CONNECTION:-}}
 case "${{3:-}}" in "" | 127.* | ::1) set -- x x $(hostname -I) ;; esac
 echo "address=${{3:-}}"
+echo "user=$(id -un) $(id -u):$(id -g) $(id -G)"
 said=$(
     while IFS= read -r line; do export "$line"; done
-    exec {shlex.quote(python)} -c 'import trainer.launch.node' 2>&1
+    {load}
 ) || echo "python=$(echo "$said" | tail -n 1)"
 echo
 for file in {TRANSIENT}/{NAME_PREFIX}*.service; do
@@ -276,6 +328,11 @@ class Inspection:
     units: Mapping[str, NodeState]
     why: str = ""
     fix: str = ""
+    runner: Runner = Runner()
+    ids: str = ""
+    """UID:GID of the user who logs in."""
+    groups: tuple[str, ...] = ()
+    """Numbers of the user's groups."""
 
     def running(self) -> Iterator[str]:
         """Yield the units that run."""
@@ -293,4 +350,12 @@ def parse_inspection(text: str, python: str, user: str) -> Inspection:
     elif "python" in said:
         why = f"{python} cannot load the trainer: {said['python']}"
         fix = "install the trainer there, or name its interpreter by --python"
-    return Inspection(said.get("address", ""), parse_states(rest), why, fix)
+    name, ids, *groups = said.get("user", "").split() or [user, ""]
+    return Inspection(said.get("address", ""), parse_states(rest), why, fix, Runner(name), ids, tuple(groups))
+
+
+def with_engine(found: Inspection, said: str) -> Inspection:
+    """Return what is known of a node with the engine that `trial_script` named."""
+    kind, program = said.split(maxsplit=1)
+    engine = Engine(kind, program.strip(), found.ids, found.groups)
+    return replace(found, runner=replace(found.runner, engine=engine))

@@ -101,7 +101,7 @@ def _outcome(run: ObjectStore | None, request: dict[str, Any] | None) -> tuple[s
     if word == run_status.WORDS[EXIT_DONE]:
         return DONE, state
     # Runs on Kubernetes have no journal, only the words of their events.
-    return (ENDED_EARLY if word in final or logs.has_ended(run) else UNFINISHED), state
+    return (ENDED_EARLY if word in final or logs.has_ended(run, request or {}) else UNFINISHED), state
 
 
 def _row(sweep: Sweep, point: Point) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.backends import LaunchPlan, kubernetes, slurm
-from launch.backends.slurm_executor import Allocation
+from launch.backends.slurm_executor import Allocation, Runtime
 from launch.request import RunRequest
 from launch.supervisor.policy import RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
@@ -248,7 +248,7 @@ def allocation(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alloc
         monkeypatch.setenv(name, value)
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     plan = {"port": 20_000, "ranks": 1, "python": "python3", "run": RUN, "config": f"{RUN}/config.toml", "late_s": 77}
-    yield Allocation(plan)
+    yield Allocation(plan, Runtime(None, None, ()))
     for number, handler in before.items():
         signal.signal(number, handler)
 

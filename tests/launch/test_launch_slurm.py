@@ -16,6 +16,7 @@ from rehearsal.lab.slurm import SHARED, Slurm
 from tests.conftest import require
 from tests.fork_server import PATIENT
 from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config
+from tests.launch import planted_engine
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_REQUEUE
@@ -110,6 +111,34 @@ def test_a_lost_node_is_replaced_by_a_spare_one_within_the_allocation(place: Pla
     place.go()
     assert place.ended(job) == "COMPLETED", place.log()
     place.assert_goes_on_without(victim, "blamed")
+
+
+def test_run_in_containers_ends_as_one_on_the_nodes(place: Place) -> None:
+    for node in place.slurm.workers:
+        planted_engine.plant(node)
+    # It is mounted, so it has to be there.
+    place.go()
+    planted_engine.record(place.lab.shared / "image.json", planted_engine.IMAGE)
+    job = place.train("--nodes", "2", "--image", "image.json")
+    assert place.ended(job) == "COMPLETED", place.log()
+    assert_equals_an_undisturbed_run(place.run)
+    used = [place.lab[name] for name in place.records()[0]["nodes"]]
+    for node in used:
+        words = [call.split() for call in planted_engine.calls(node)]
+        assert any(f"--name=lustrain-{job}-0" in call for call in words)
+        assert words[-1] == ["rm", "--force", f"lustrain-{job}-0"]
+
+
+def test_image_that_no_node_fetches_ends_the_job(place: Place) -> None:
+    for node in place.slurm.workers:
+        planted_engine.plant(node)
+    place.go()
+    planted_engine.record(place.lab.shared / "image.json", planted_engine.DENIED)
+    job = place.train("--nodes", "2", "--image", "image.json")
+    assert place.ended(job) == "FAILED"
+    assert place.records() == []
+    assert "pull access denied" in place.log()
+    assert f"no container of {planted_engine.DENIED} starts there" in place.log()
 
 
 def test_a_job_that_loses_its_batch_host_is_requeued_and_goes_on(place: Place) -> None:

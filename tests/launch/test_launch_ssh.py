@@ -21,6 +21,7 @@ from rehearsal.lab.slurm import SHARED
 from tests.conftest import require
 from tests.fork_server import PATIENT
 from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config
+from tests.launch import planted_engine
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
@@ -124,6 +125,32 @@ def test_run_waits_for_a_lost_node_and_ends_as_if_undisturbed(place: Place) -> N
     assert {line["source"] for line in lines} == {place.operator.address}
     left = place.operator.exec("sh", "-c", "ls /run/systemd/transient /run/lustrain").stdout.split()
     assert left == ["/run/lustrain:", "/run/systemd/transient:"]
+
+
+def test_run_in_containers_ends_as_one_on_the_nodes(place: Place) -> None:
+    for node in place.lab.nodes:
+        planted_engine.plant(node)
+    # It is mounted, so it has to be there.
+    place.go()
+    assert place.train("--image", planted_engine.IMAGE).wait(480) == EXIT_DONE, place.told()
+    assert_equals_an_undisturbed_run(place.run)
+    unit = unit_name("/fsx/run", 1)
+    for node in place.lab.nodes:
+        words = [call.split() for call in planted_engine.calls(node)]
+        assert any(f"--name={unit}" in call for call in words)
+        assert ["rm", "--force", unit] in words
+
+
+def test_image_that_no_node_fetches_is_one_line_a_node(place: Place) -> None:
+    for node in place.lab.nodes:
+        planted_engine.plant(node)
+    place.go()
+    (place.lab.shared / "config.toml").write_text(config("run", hold=f"{SHARED}/go"))
+    train = ["train", "config.toml", "--on", "ssh", "--nodes", "2"]
+    *lines, last = place.fab(*train, "--image", planted_engine.DENIED, code=USAGE)["error"]
+    assert ["Error response from daemon: pull access denied; fix: " in line for line in lines] == [True, True]
+    assert last.startswith("--nodes = 2: 0 of 2 nodes are ready")
+    assert not place.run.exists()
 
 
 def test_launch_outlives_its_supervisor_and_is_taken_over(place: Place) -> None:

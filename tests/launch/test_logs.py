@@ -276,7 +276,8 @@ def recorded(folder: Path, *codes: int | None, **more: Any) -> Any:
 def test_following_ends_with_the_run_or_the_launch(
     tmp_path: Path, codes: list[int | None], launch: int | None, ended: bool
 ) -> None:
-    assert logs.has_ended(recorded(tmp_path, *codes), launch) is ended
+    store = recorded(tmp_path, *codes)
+    assert logs.has_ended(store, runs.read_record(store, REQUEST) or {}, launch) is ended
 
 
 @pytest.mark.parametrize(
@@ -327,9 +328,9 @@ def test_following_ends_where_the_supervisor_is_gone(
     monkeypatch.setattr(time, "time", lambda: now + silent_s)
     (tmp_path / "log").write_text("one\n")
     runs.save_job(store, "local", {"log": str(tmp_path / "log")})
-    assert bool(logs.abandoned(store)) is is_abandoned
+    request = runs.read_record(store, REQUEST) or {}
+    assert bool(logs.abandoned(store, request)) is is_abandoned
     if is_abandoned:
-        request = runs.read_record(store, REQUEST)
         found = logs.read(store, request, rank=None, launch=None, follow=True, sleep=lambda seconds: None)
         assert [entry.text for entry in found] == ["one"]
 

@@ -13,6 +13,7 @@ import pytest
 
 from launch import backends
 from launch.backends import kubernetes, slurm
+from launch.backends.ranks import late_s, ranks_environment
 from launch.flags import TrainFlags
 from launch.request import RunRequest, resolve_request, uri_of
 from lustrain import cluster as contract
@@ -331,14 +332,14 @@ def test_pods_have_to_see_the_run(tmp_path: Path) -> None:
 def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(tmp_path: Path) -> None:
     request = request_of(tmp_path, cluster(), {"global_batch": 64}, nodes="2", spare="1", time="1-12:00:00")
     secret = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "no", "AWS_REGION": "us-east-1"}
-    text = slurm.script(request, "/logs/a", slurm.ranks_environment(secret))
+    text = slurm.script(request, "/logs/a", ranks_environment(secret))
     options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert "--nodes=2-3" in options
     assert {"--gpus-per-node=8", "--partition=train", "--account=research", "--qos=high", "--time=1-12:00:00"} <= {
         *options
     }
     assert "--signal=B:USR1@120" in options
-    assert [slurm.late_s(dataclasses.replace(request, grace_s=grace)) for grace in (request.grace_s, 20.0)] == [180, 90]
+    assert [late_s(dataclasses.replace(request, grace_s=grace)) for grace in (request.grace_s, 20.0)] == [180, 90]
     assert "'late_s': 180" in text
     assert "AWS_SECRET" not in text
     assert "from launch" not in text

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launch.backends import ssh, ssh_nodes, ssh_unit
-from launch.backends.ssh_executor import SshExecutor, SshPlan
+from launch.backends.ssh_executor import SshExecutor
 from launch.backends.ssh_nodes import REFUSED, ended_nodes
 from launch.backends.ssh_unit import (
     LOST,
@@ -28,6 +28,8 @@ from launch.backends.ssh_unit import (
     Launcher,
     NodeState,
     Patience,
+    Runner,
+    SshPlan,
     check_variables,
     environment_text,
     launch_code,
@@ -39,6 +41,7 @@ from launch.backends.ssh_unit import (
     start_script,
     unit_name,
 )
+from launch.container import Container, Engine
 from launch.flags import TrainFlags
 from launch.request import RunRequest
 from launch.runs import register_run
@@ -67,10 +70,17 @@ def test_unit_is_known_by_run_and_launch() -> None:
     assert launch_of_unit(f"{RUN}-1", UNIT) is None
 
 
+def launcher_of(
+    nodes: tuple[str, ...], variables: Mapping[str, str], launch: int, container: Container | None = None
+) -> Launcher:
+    plan = SshPlan(RUN, f"{RUN}/c", "python3", 8, 20_000, variables, PATIENCE, 120, container)
+    return plan.launcher(launch, nodes, "10.0.0.1:20003")
+
+
 def test_variables_stand_on_no_command_line() -> None:
     values = {"PATH": '/a "b"\\c', "TOKEN": "$HOME`x`"}
-    launcher = Launcher(UNIT, "ubuntu", "python3", RUN, f"{RUN}/c", ("a", "b"), "10.0.0.1:20003", 8, 120)
-    script = start_script(launcher, 1)
+    launcher = launcher_of(("a", "b"), values, 3)
+    script = start_script(launcher, 1, Runner("ubuntu"))
     assert not [value for value in values.values() if value in script]
     lines = environment_text(values, 3).splitlines()
     assert lines[1] == 'TOKEN="\\$HOME\\`x\\`"'
@@ -116,6 +126,18 @@ def shown(active: str, sub: str, code: int = 0, status: int = 0) -> str:
 )
 def test_state_of_a_unit(text: str, state: NodeState) -> None:
     assert parse_states(f"{text}\n\nId=other.service\nActiveState=active\nSubState=running")[UNIT] == state
+
+
+def test_unit_of_a_container_is_roots_and_leaves_none() -> None:
+    launcher = launcher_of(("a",), {"AWS_REGION": "x"}, 3, Container("example.org/a/b@sha256:0", ("/fsx",)))
+    words = launcher.command(0, Runner("ubuntu", Engine("docker", "/usr/bin/docker", "1000:1000", ("1000", "44"))))
+    unit, program = words[: words.index("--")], words[words.index("--") + 1 :]
+    assert f"--property=ExecStopPost=-/usr/bin/docker rm --force {UNIT}" in unit
+    assert not [word for word in unit if word.startswith("--uid")]
+    assert program[:3] == ["/usr/bin/docker", "run", "--rm"]
+    assert {f"--name={UNIT}", "--user=1000:1000", "--env=AWS_REGION", "--env=LUSTRAIN_ATTEMPT"} <= set(program)
+    assert program[program.index("example.org/a/b@sha256:0") :][1:4] == ["python3", "-m", "trainer.launch.node"]
+    assert not [word for word in program if ssh_unit.FORBIDDEN_CHARACTER.search(word)]
 
 
 @pytest.mark.parametrize(
@@ -358,11 +380,8 @@ class ScriptedNodes:
             raise Fault(CONNECTION_LOST, "the connection broke")
         return text
 
-    def inspect(self, nodes: list[Node], python: str, variables: Mapping[str, str]) -> dict[Node, Inspection]:
+    def inspect(self, nodes: list[Node], plan: SshPlan) -> dict[Node, Inspection]:
         return {node: self.inspections.get(node.name, READY) for node in nodes}
-
-    def user(self, node: Node) -> str:
-        return "me"
 
     def each(self, nodes: list[Node], work: Callable[[Node], str]) -> dict[Node, str | Fault]:
         answers: dict[Node, str | Fault] = {}
@@ -631,8 +650,7 @@ class NodeFolders:
         return subprocess.run(["sh", "-c", script], input=stdin.encode(), env=path, check=False).returncode
 
     def start(self, launch: int, variables: str) -> int:
-        launcher = Launcher(unit_name(RUN, launch), "ubuntu", "python3", RUN, f"{RUN}/c", ("a",), "10.0.0.1:2", 8, 120)
-        return self.run(start_script(launcher, 0), variables)
+        return self.run(start_script(launcher_of(("a",), {}, launch), 0, Runner("ubuntu")), variables)
 
     def calls(self) -> list[str]:
         return (self.root / "calls").read_text().splitlines() if (self.root / "calls").exists() else []

@@ -99,6 +99,7 @@ SCENES = (
             "tests/images/test_dockerfiles.py::test_gaudis_layers_go_on_top_of_a_vendors_image_whose_torch_stays",
             "tests/lab/test_engines.py",
             "tests/lab/test_rehearsal_images.py",
+            "tests/launch/test_container_engine.py",
         ),
     ),
     Scene(

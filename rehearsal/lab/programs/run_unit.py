@@ -56,6 +56,8 @@ def stop(unit: Unit, state: State) -> None:
         _run(unit, command)
     if state["pid"]:
         _end(unit, int(state["pid"]))
+    for command in unit.all("Service.ExecStopPost"):
+        _run(unit, command)
 
 
 def send(unit: Unit, pid: int, number: int, whom: str) -> None:

@@ -1,9 +1,9 @@
 """Not systemd: a stand-in for systemctl that reads unit files, keeps which are active, and runs what they say at once.
 
 Left out: jobs and transactions beyond Requires/Wants/After, timers, sockets, automounts on demand, watchdogs, sandboxing,
-D-Bus, the journal, fstab's units. Of Restart= it knows no, always, on-success and on-failure. A service is the session of its
-main process in place of a control group, so that what leaves the session outlives a stop; limits that the machine may not
-grant are shown in /proc/PID/limits and not in force.
+D-Bus, the journal, fstab's units. Of Restart= it knows no, always, on-success and on-failure; ExecStopPost= runs at a stop
+alone. A service is the session of its main process in place of a control group, so that what leaves the session outlives a
+stop; limits that the machine may not grant are shown in /proc/PID/limits and not in force.
 """
 
 from __future__ import annotations
