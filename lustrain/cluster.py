@@ -64,6 +64,7 @@ Machine = Annotated[
 ]
 """A host name, or an address of IPv4 or IPv6: it becomes the node's name, and a word of commands and lists."""
 Bucket = Annotated[str, like(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket's name", "team-checkpoints")]
+InstanceId = Annotated[str, like(r"i-[0-9a-f]{8,17}", "the id of an EC2 instance", "i-0123456789abcdef0")]
 SlurmName = Annotated[str, like(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of Slurm", "research")]
 """Of an account or a QoS."""
 KubernetesName = Annotated[str, like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of Kubernetes", "research")]
@@ -78,6 +79,8 @@ class Nodes(Section):
     """How to find the nodes: by their Auto Scaling groups, by their HyperPod cluster, or by address; exactly one of these."""
 
     auto_scaling_groups: tuple[str, ...] = ()
+    instances: tuple[InstanceId, ...] = ()
+    """Beside `auto_scaling_groups`: EC2 instances that are in none, as Slurm's controller."""
     hyperpod_cluster: str | None = None
     kubernetes_label: str | None = None
     """Beside `hyperpod_cluster` of backend `hyperpod-eks`: the label that selects the same nodes through Kubernetes."""
@@ -91,6 +94,8 @@ class Nodes(Section):
         if len(named) != 1:
             problem = f"has {' and '.join(named)}" if named else "names no nodes"
             raise ValueError(f"{problem}; allowed: exactly one of {', '.join(ways)}")
+        if self.instances and not self.auto_scaling_groups:
+            raise ValueError("has instances without auto_scaling_groups, beside which alone they have a meaning")
         if self.kubernetes_label and not self.hyperpod_cluster:
             raise ValueError("has kubernetes_label without hyperpod_cluster, beside which alone it has a meaning")
         return self
@@ -201,7 +206,7 @@ PLANNED_SLURM_KEYS = frozenset(
 """Keys of slurm.conf that follow from the Cluster and its nodes, or that the node agent's steps depend on."""
 
 
-def _slurm_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
+def slurm_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
     """Check keys and values of slurm.conf; https://slurm.schedmd.com/slurm.conf.html"""
     for key, value in settings.items():
         if not re.fullmatch(r"[A-Za-z]+", key) or key.lower() in PLANNED_SLURM_KEYS:
@@ -219,11 +224,12 @@ class Slurm(Section):
     account: SlurmName | None = None
     qos: SlurmName | None = None
     controller: Annotated[str, like(r"[A-Za-z0-9_][\w.:-]*", "a machine's name or address", "10.0.0.5")] | None = None
-    """The machine on which `fab slurm-up` runs slurmctld, by its name or address in `nodes`; None: this Slurm is not ours."""
+    """The machine on which slurmctld runs: with `machines`, where `fab slurm-up` puts it, by its name or address in `nodes`;
+    with `ec2`, its private address. None: this Slurm is not ours."""
     controller_runs_jobs: bool = False
     """The controller's machine is also a node for jobs, as where there are only two."""
-    settings: Annotated[Mapping[str, str], AfterValidator(_slurm_settings)] = {}
-    """Further keys of slurm.conf, or other values than `fab slurm-up` plans."""
+    settings: Annotated[Mapping[str, str], AfterValidator(slurm_settings)] = {}
+    """Further keys of slurm.conf, or other values than Lustrain plans."""
 
 
 class Kubernetes(Section):
@@ -287,13 +293,13 @@ class Cluster(Section):
 
     @model_validator(mode="after")
     def _launchers(self) -> Self:
-        if self.slurm and self.backend not in ("hyperpod-slurm", "machines"):
-            raise ValueError(f"has slurm with backend {self.backend}; allowed: hyperpod-slurm, machines")
+        if self.slurm and self.backend == "hyperpod-eks":
+            raise ValueError(f"has slurm with backend {self.backend}; allowed: hyperpod-slurm, ec2, machines")
         if self.kubernetes and self.backend not in ("hyperpod-eks", "machines"):
             raise ValueError(f"has kubernetes with backend {self.backend}; allowed: hyperpod-eks, machines")
-        if self.slurm and self.slurm.controller and self.backend != "machines":
+        if self.slurm and self.slurm.controller and self.backend == "hyperpod-slurm":
             raise ValueError(
-                f"has slurm.controller with backend {self.backend}, which has a Slurm already; allowed: machines"
+                f"has slurm.controller with backend {self.backend}, which has a Slurm already; allowed: ec2, machines"
             )
         controller = self.slurm.controller_group if self.slurm else None
         if controller is not None and controller not in self.groups:

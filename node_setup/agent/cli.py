@@ -25,7 +25,7 @@ WAIT_S = 5.0
 USAGE = """usage: agent.pyz COMMAND [--sha HEX] [--request FILE] [--wait SECONDS] [--mount-wait SECONDS]
                          [--tier NAME] [--textfile FOLDER]
 commands: facts plan tune verify boot lnet metrics reboot-check version
-          slurm-facts slurm-apply slurm-state slurm-health
+          slurm-facts slurm-apply slurm-state slurm-health slurm-boot slurm-watch
   --sha HEX        end with status 96, doing nothing, unless this is the agent with that SHA-256
   --request FILE   JSON object with what is wanted; - is standard input; without it, what lies on the node
   --wait SECONDS   how long tune waits for another agent on this node to end (5)
@@ -215,6 +215,28 @@ def _slurm_state(options: Invocation, identity: Identity) -> tuple[dict[str, Any
     return {**empty_answer(identity), "slurm": state.wait_for_nodes(Host(), awaited)}, EXIT_IN_SYNC
 
 
+def _slurm_boot(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import boot as tuning
+    from node_setup.agent.run import lock
+    from node_setup.agent.slurm import boot
+
+    _require_root("slurm-boot")
+    host = Host()
+    try:
+        rows = boot.boot(host, _read(options.request or "-"), _log, lambda: tuning.boot(host, identity, _log))
+    except (lock.BusyError, lock.NoLockError) as error:
+        return {**empty_answer(identity), "refused": str(error)}, EXIT_REFUSED
+    code = EXIT_FAILED if any(row["status"] == "failed" for row in rows) else EXIT_IN_SYNC
+    return {**empty_answer(identity), "rows": rows}, code
+
+
+def _slurm_watch(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.slurm import watch
+
+    _require_root("slurm-watch")
+    watch.watch(Host(), _log)
+
+
 def _slurm_health(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import tune
     from node_setup.agent.settings import catalog
@@ -249,6 +271,8 @@ COMMANDS: dict[str, Callable[[Invocation, Identity], tuple[dict[str, Any], int]]
     "slurm-apply": _slurm_apply,
     "slurm-state": _slurm_state,
     "slurm-health": _slurm_health,
+    "slurm-boot": _slurm_boot,
+    "slurm-watch": _slurm_watch,
     "version": _version,
 }
 

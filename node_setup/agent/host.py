@@ -14,7 +14,7 @@ from lustrain.files import sync_folder, write_whole
 NO_PROGRAM = 127
 TIMED_OUT = 124
 DIES_WITHIN_S = 5.0
-PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/amazon/efa/bin:/opt/habanalabs/bin"
+PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/amazon/efa/bin:/opt/habanalabs/bin:/snap/bin"
 """Programs are searched here: Slurm's prolog and a unit at boot have no PATH worth the name."""
 
 
@@ -84,9 +84,12 @@ class Host:
         candidates = (f"{folder}/{program}" for folder in PATHS.split(":"))
         return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
-    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
-        """Run a program in the C locale, without a shell; it and all it started are gone when this returns."""
-        environment = {"PATH": PATHS, "LC_ALL": "C", "HOME": "/root"}
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+        """Run a program in the C locale, without a shell; it and all it started are gone when this returns.
+
+        It gets the variables in `keep` as this process has them, and no other."""
+        kept = {name: os.environ[name] for name in keep if name in os.environ}
+        environment = {**kept, "PATH": PATHS, "LC_ALL": "C", "HOME": "/root"}
         try:
             process = subprocess.Popen(
                 list(command),

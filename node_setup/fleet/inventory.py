@@ -149,7 +149,7 @@ def _auto_scaling_nodes(cluster: Cluster, client: Client) -> tuple[list[Node], l
             state = f"{member['LifecycleState']}, {member['HealthStatus'].lower()}"
             notes.append(f"{member['InstanceId']} left out: {state}")
     nodes = []
-    for instance in _instances(client("ec2"), ids):
+    for instance in _instances(client("ec2"), [*ids, *cluster.nodes.instances]):
         if instance["State"]["Name"] == "running":
             nodes.append(_ec2_node(instance))
         else:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from lustrain.cluster import Cluster
 from node_setup.agent.owned import AGENT
-from node_setup.agent.slurm import paths
+from node_setup.agent.slurm import gres, paths
 from node_setup.slurm.members import Member, Version
 
 CREDENTIAL_S = 30
@@ -19,11 +19,12 @@ LOST_AFTER_S = 60
 """Slurm's own 300 s would leave the other nodes of a run idle for five minutes after each lost one."""
 HEALTH_CHECK = "lustrain-health"
 HEALTH_INTERVAL_S = 300
-MEMORY_KEPT = 0.02
-"""Not promised to jobs: a node that reports less than its line says, as after an update of the kernel, is drained."""
 CGROUP_V2_SINCE: Version = (22, 5)
 CGROUP_DISABLED_SINCE: Version = (24, 5)
 """The value `disabled` of CgroupPlugin."""
+
+HELD = ("ConstrainCores=yes", "ConstrainDevices=yes", "ConstrainRAMSpace=yes")
+"""Of cgroup.conf, where jobs are held by control groups."""
 
 HEALTH_SCRIPT = f"""#!/bin/sh
 {paths.HEADER}# slurmd runs it while the node is idle: a node with a fault of its own is drained with the reason.
@@ -54,10 +55,7 @@ def holds_by_cgroups(machines: Sequence[Member]) -> bool:
 
 def slurm_conf(cluster: Cluster, machines: Sequence[Member], *, by_cgroups: bool) -> str:
     assert cluster.slurm is not None
-    settings = _settings(cluster, machines, by_cgroups)
-    names = {name.lower(): name for name in settings}
-    for name, value in cluster.slurm.settings.items():
-        settings[names.get(name.lower(), name)] = value
+    settings = replaced(_settings(cluster, machines, by_cgroups), cluster.slurm.settings)
     lines = [f"{name}={value}" for name, value in settings.items()]
     lines += ["", *(_node_line(cluster, machine) for machine in machines if machine.computes)]
     return paths.HEADER + "\n".join([*lines, "", *_partition_lines(cluster, machines)]) + "\n"
@@ -65,9 +63,24 @@ def slurm_conf(cluster: Cluster, machines: Sequence[Member], *, by_cgroups: bool
 
 def _settings(cluster: Cluster, machines: Sequence[Member], by_cgroups: bool) -> dict[str, str]:
     head = next(machine for machine in machines if machine.controls)
+    gpus = any(machine.facts["gpus"] for machine in machines if machine.computes)
+    host = {"SlurmctldHost": f"{head.host}({head.node.address})"}
+    return {"ClusterName": cluster_name(cluster.name), **host, **shared_settings(by_cgroups=by_cgroups, gpus=gpus)}
+
+
+def cluster_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9_-]", "-", name.lower())
+
+
+def replaced(settings: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with the user's, whose case does not matter."""
+    names = {name.lower(): name for name in settings}
+    return {**settings, **{names.get(name.lower(), name): value for name, value in others.items()}}
+
+
+def shared_settings(*, by_cgroups: bool, gpus: bool) -> dict[str, str]:
+    """Return what every Slurm of ours has, whatever its nodes are."""
     return {
-        "ClusterName": re.sub(r"[^a-z0-9_-]", "-", cluster.name.lower()),
-        "SlurmctldHost": f"{head.host}({head.node.address})",
         "AuthType": "auth/munge",
         "AuthInfo": f"cred_expire={CREDENTIAL_S}",
         "SlurmUser": "slurm",
@@ -94,7 +107,7 @@ def _settings(cluster: Cluster, machines: Sequence[Member], by_cgroups: bool) ->
         "HealthCheckProgram": f"{paths.FOLDER}/{HEALTH_CHECK}",
         "HealthCheckInterval": str(HEALTH_INTERVAL_S),
         "HealthCheckNodeState": "IDLE",
-        **({"GresTypes": "gpu"} if any(machine.facts["gpus"] for machine in machines if machine.computes) else {}),
+        **({"GresTypes": "gpu"} if gpus else {}),
     }
 
 
@@ -107,24 +120,17 @@ def _node_line(cluster: Cluster, machine: Member) -> str:
         "Sockets": cpu["sockets"],
         "CoresPerSocket": cpu["cores"],
         "ThreadsPerCore": cpu["threads"],
-        "RealMemory": int(facts["memory_mib"] * (1 - MEMORY_KEPT)),
-        **({"Gres": gres(facts["gpus"])} if facts["gpus"] else {}),
+        "RealMemory": gres.real_memory(facts["memory_mib"]),
+        **({"Gres": gres.gres(facts["gpus"])} if facts["gpus"] else {}),
         "Feature": ",".join(features(cluster, machine.group)),
     }
     return " ".join(f"{name}={value}" for name, value in words.items())
 
 
-def gres(gpus: Sequence[Mapping[str, object]]) -> str:
-    """Return the devices as a node's line and `scontrol` name them: `gpu:h100:8`."""
-    types = [str(gpu["type"]) for gpu in gpus]
-    return ",".join(f"gpu:{name}:{types.count(name)}" for name in dict.fromkeys(types))
-
-
 def features(cluster: Cluster, group: str) -> list[str]:
     """Return what jobs may ask for by --constraint: the group, its type, how it is paid for, its zone."""
     paid = cluster.groups[group].capacity or cluster.capacity
-    words = [group, cluster.groups[group].type, paid.mode, cluster.zone_id or ""]
-    return [*dict.fromkeys(re.sub(r"[^A-Za-z0-9_.-]", "-", word) for word in words if word)]
+    return gres.features([group, cluster.groups[group].type, paid.mode, cluster.zone_id])
 
 
 def _partition_lines(cluster: Cluster, machines: Sequence[Member]) -> list[str]:
@@ -140,43 +146,13 @@ def _partition_lines(cluster: Cluster, machines: Sequence[Member]) -> list[str]:
 
 
 def gres_conf(machines: Sequence[Member]) -> str:
-    """Nodes with the same devices share a line; devices in a row that are local to the same cores share it too."""
+    """Nodes with the same devices share their lines."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         if machine.computes and machine.facts["gpus"]:
-            hosts.setdefault(tuple(_device_words(machine.facts["gpus"])), []).append(machine.host)
+            hosts.setdefault(tuple(gres.device_words(machine.facts["gpus"])), []).append(machine.host)
     lines = [f"NodeName={','.join(names)} {words}" for rows, names in hosts.items() for words in rows]
     return paths.HEADER + "".join(f"{line}\n" for line in lines)
-
-
-def _device_words(gpus: Sequence[Mapping[str, object]]) -> list[str]:
-    runs: list[list[Mapping[str, object]]] = []
-    for gpu in gpus:
-        last = runs[-1][-1] if runs else None
-        same = last is not None and all(last[key] == gpu[key] for key in ("type", "cores"))
-        if same and last is not None and last["minor"] == int(str(gpu["minor"])) - 1:
-            runs[-1].append(gpu)
-        else:
-            runs.append([gpu])
-    return [_run_words(run) for run in runs]
-
-
-def _run_words(run: Sequence[Mapping[str, object]]) -> str:
-    first, last, cores = run[0]["minor"], run[-1]["minor"], run[0]["cores"]
-    assert isinstance(cores, list)
-    file = f"/dev/nvidia{first}" if first == last else f"/dev/nvidia[{first}-{last}]"
-    return f"Name=gpu Type={run[0]['type']} File={file}" + (f" Cores={_ranges(cores)}" if cores else "")
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write sorted numbers as Slurm does: `0-2,5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def cgroup_conf(machines: Sequence[Member], *, by_cgroups: bool) -> str:
@@ -190,5 +166,5 @@ def cgroup_conf(machines: Sequence[Member], *, by_cgroups: bool) -> str:
     elif by_cgroups:
         plugin = f"cgroup/{kinds.pop()}" if len(kinds) == 1 else "autodetect"
         lines = [f"CgroupPlugin={plugin}"] if oldest >= CGROUP_V2_SINCE else []
-        lines += ["ConstrainCores=yes", "ConstrainDevices=yes", "ConstrainRAMSpace=yes"]
+        lines += HELD
     return paths.HEADER + "".join(f"{line}\n" for line in lines)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lustrain.problem import Problem, problem
-from node_setup.agent.slurm.state import is_registered
-from node_setup.slurm.conf import gres
+from node_setup.agent.facts.scheduler import UNUSABLE, is_registered, without_sockets
+from node_setup.agent.slurm.gres import gres
 from node_setup.slurm.members import Member
 
-UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NO_RESPOND", "MAINT")
-"""In a state: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
 RESUME = "scontrol update NodeName={} State=RESUME, once it is mended"
 
 
@@ -63,8 +60,7 @@ def _state_problems(machine: Member, node: Mapping[str, Any] | None) -> list[Pro
     elif any(word in node["state"] for word in UNUSABLE):
         lines.append(problem(path, node["state"], _why("takes no jobs", reason), fix=RESUME.format(machine.host)))
     wanted = gres(machine.facts["gpus"]) or None
-    # Slurm adds the sockets that devices are local to: gpu:h100:8(S:0-1).
-    shown = re.sub(r"\([^)]*\)", "", node["gres"] or "") or None
+    shown = without_sockets(node["gres"])
     if shown != wanted:
         lines.append(problem(f"devices of {machine.host}", shown, "are not as planned", str(wanted), "fab slurm-up"))
     return lines

@@ -65,6 +65,8 @@ def controller_of(cluster: Cluster, nodes: Sequence[Node]) -> Node | Problem:
     named = cluster.slurm.controller if cluster.slurm else None
     if cluster.backend != "machines":
         fix = "use the Slurm that the backend brings, or start the trainer on the nodes"
+        if cluster.backend == "ec2":
+            fix = "`scheduler` of the stack sets Slurm up as nodes boot; fab node-verify says what is not in order"
         return problem("cluster.backend", cluster.backend, "gets no Slurm by this task", allowed="machines", fix=fix)
     if named is None:
         return problem(path, None, "no controller is named", allowed=names, fix="name the machine that runs slurmctld")

@@ -61,6 +61,10 @@ _MUNGE = (
 )
 _CONTROLLER = "mkdir -p /var/spool/slurmctld /var/log/slurm && exec slurmctld -D -s"
 _COMPUTE = "mkdir -p /var/spool/slurmd /var/log/slurm && exec slurmd -D -s -b"
+_PACKAGED = (
+    "mkdir -p /var/spool/slurmd /var/log/slurm; [ ! -r /etc/default/slurmd ] || . /etc/default/slurmd; "
+    "eval exec slurmd -D -s -b $SLURMD_OPTIONS"
+)
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
@@ -80,7 +84,7 @@ def bring_packages(node: Node) -> None:
     commands = {
         "munge": ("", _MUNGE),
         "slurmctld": ("munge.service", _CONTROLLER),
-        "slurmd": ("munge.service", _COMPUTE),
+        "slurmd": ("munge.service", _PACKAGED),
     }
     for name, (after, command) in commands.items():
         node.write(f"/etc/systemd/system/{name}.service", _UNIT.format(name=name, after=after, command=command))

@@ -286,6 +286,17 @@ def test_the_bundles_agent_brings_lnet_up_over_efa_before_anything_mounts(
     assert node.outcome == outcome
 
 
+@pytest.mark.parametrize(("ends", "outcome"), [("0", "ready"), ("1", "failed Slurm")])
+def test_slurm_comes_last_where_the_bundle_has_one(tmp_path: Path, ends: str, outcome: str) -> None:
+    node = Node(
+        tmp_path, {"mountpoint": NOT_MOUNTED, "aws": f'{AGENT_SAYS}[[ "$2" != cp ]] || echo {{}} >"$here/slurm.json"\n'}
+    )
+    node.environment["ENDS"] = ends
+    assert (node.boot(script(**HOME, bundle_uri="s3://b/lifecycle/abc")) == 0) == (ends == "0")
+    assert node.first("mount -t nfs4") < node.first("agent slurm-boot")
+    assert node.outcome == outcome
+
+
 def test_where_lustre_takes_no_efa_lnet_is_left_to_the_client(tmp_path: Path) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": AGENT_SAYS})
     assert node.boot(script(over_tcp(), **LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0

@@ -255,6 +255,14 @@ def test_what_the_cluster_does_not_have_is_one_line(
     assert caught.value.problems[0].startswith(line)
 
 
+def test_nodes_of_ec2_are_slurms_where_the_stack_has_one(tmp_path: Path) -> None:
+    with_slurm = {**EC2, "slurm": {"controller": "10.0.0.9"}}
+    names = [
+        request_of(tmp_path, cluster(**more), {"global_batch": 64}, nodes="2").backend for more in (EC2, with_slurm)
+    ]
+    assert names == ["ssh", "slurm"]
+
+
 def test_cluster_that_no_backend_serves_is_one_line(tmp_path: Path) -> None:
     known = {"local": backends.load_all()["local"]}
     with pytest.raises(UserError) as caught:

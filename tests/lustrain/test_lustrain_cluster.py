@@ -92,7 +92,8 @@ def test_an_output_of_an_older_cluster_is_still_read() -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"backend": "ec2", "kubernetes": None}, "has slurm with backend ec2; allowed: hyperpod-slurm, machines"),
+        ({"backend": "hyperpod-eks"}, "has slurm with backend hyperpod-eks; allowed: hyperpod-slurm, ec2, machines"),
+        ({"nodes": {"addresses": ["a"], "instances": ["i-0123456789abcdef0"]}}, "has instances without"),
         ({"backend": "ec2", "slurm": None}, "has kubernetes with backend ec2; allowed: hyperpod-eks, machines"),
         ({"slurm": {"controller_group": "head"}}, "has no group head, which slurm.controller_group names"),
         ({"kubernetes": {"claims": {"fsx": "team"}}}, "fsx"),

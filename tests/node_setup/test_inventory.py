@@ -291,6 +291,38 @@ def test_instance_has_ended_once_it_runs_nothing_or_is_forgotten() -> None:
     assert ended_instances(cluster, ids, lambda service: Ec2()) == {"terminated", "stopped", "forgotten"}
 
 
+class Stack(Ec2):
+    """An EC2 and Auto Scaling with a group's instance, and a controller's beside it."""
+
+    def get_paginator(self, name: str) -> Stack:
+        return self
+
+    def paginate(self, **asked: Any) -> Iterator[dict[str, Any]]:
+        if "AutoScalingGroupNames" in asked:
+            member = {"InstanceId": "i-0a", "LifecycleState": "InService", "HealthStatus": "Healthy"}
+            yield {"AutoScalingGroups": [{"AutoScalingGroupName": "a", "Instances": [member]}]}
+            return
+        groups = {"i-0a": "train", "i-00000000000000c0": "controller"}
+        some = [
+            {"InstanceId": one, "InstanceType": "m7i.large", "State": {"Name": "running"}, "PrivateDnsName": f"{one}.internal",
+             "Tags": [{"Key": "lustrain:group", "Value": groups[one]}]}
+            for one in asked["Filters"][0]["Values"]
+        ]  # fmt: skip
+        yield {"Reservations": [{"Instances": some}]}
+
+
+def test_instances_beside_the_groups_are_nodes_too(written: Callable[..., str]) -> None:
+    groups = {
+        "train": {"type": "p5.48xlarge", "count": 1},
+        "controller": {"type": "m7i.large", "count": 1, "role": "controller"},
+    }
+    nodes = {"auto_scaling_groups": ["a"], "instances": ["i-00000000000000c0"]}
+    file = written(backend="ec2", nodes=nodes, groups=groups)
+    assert names(inventory(Source(cluster=file), lambda service: Stack())) == ["i-00000000000000c0", "i-0a"]
+    only = inventory(Source(cluster=file, groups=("controller",)), lambda service: Stack())
+    assert names(only) == ["i-00000000000000c0"]
+
+
 def test_nodes_that_do_not_run_are_left_out_with_a_note(written: Callable[..., str]) -> None:
     file = written(backend="hyperpod-slurm", nodes={"hyperpod_cluster": "pod"}, reach={"via": "ssm"})
     found = inventory(Source(cluster=file), lambda service: Sagemaker())

@@ -74,6 +74,12 @@ def test_a_change_of_a_source_changes_the_digest(agent: Path, monkeypatch: pytes
     assert pack.pack(tmp_path / "agent.pyz") != hashlib.sha256(agent.read_bytes()).hexdigest()
 
 
+def test_docstrings_are_left_out_and_lines_keep_their_numbers() -> None:
+    text = 'X = """a\n"""\n\n\ndef f():\n    {}\n    return X\n'
+    source = ('"""Of two\nlines."""\n' + text.format('"""One."""')).encode()
+    assert pack.without_docstrings(source) == ('""\n\n' + text.format('""')).encode()
+
+
 def test_pack_holds_agent_and_settings_only(agent: Path) -> None:
     with zipfile.ZipFile(agent) as file:
         names = file.namelist()

@@ -17,11 +17,12 @@ import pytest
 from lustrain.problem import UserError
 from lustrain.status import Status
 from node_setup.agent import verify
+from node_setup.agent.facts import scheduler
 from node_setup.agent.host import TIMED_OUT, Done
 from node_setup.agent.model import Request
 from node_setup.agent.slurm import apply, health, paths, state
 from node_setup.agent.slurm.wanted import Awaited, File, Wanted, parse
-from node_setup.agent.verify import clock, lustre, settings
+from node_setup.agent.verify import clock, lustre, settings, slurm
 from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.result import Result, to_json
 from tests.node_setup.agents import BareHost, silent
@@ -263,13 +264,13 @@ def test_a_request_keeps_the_key_out_of_its_own_text() -> None:
 
 
 def test_nodes_are_read_as_scontrol_prints_them() -> None:
-    found = state.parse(NODES.read_text())
+    found = scheduler.parse(NODES.read_text())
     assert {name: (node["state"], node["reason"]) for name, node in found.items()} == {
         "node2": ("ALLOCATED", None),
         "node3": ("DOWN+NOT_RESPONDING", "Not responding"),
         "node4": ("IDLE+DRAIN", "a fan is loud, see ticket=7"),
     }
-    assert [name for name, node in found.items() if state.is_registered(node)] == ["node2", "node4"]
+    assert [name for name, node in found.items() if scheduler.is_registered(node)] == ["node2", "node4"]
 
 
 def test_nodes_are_waited_for_until_all_have_registered(tmp_path: Path) -> None:
@@ -326,4 +327,5 @@ def test_an_unfit_node_drains_itself_once_it_was_tuned(
 def test_shared_checks_go_by_the_names_that_verify_gives() -> None:
     expected, request_ = expected_hardware({}, Request()), Request()
     names = {module_check({}, expected, request_).check for module_check in (clock.clock, lustre.targets)}
+    names.add(slurm.node({}, expected, request_).check)
     assert names | {settings.APART["lustre-stripe"]} == health.SHARED

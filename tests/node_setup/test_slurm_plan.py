@@ -160,5 +160,5 @@ def test_settings_that_the_plan_makes_are_not_for_setting(settings: dict[str, st
 
 
 def test_a_backend_with_a_slurm_takes_no_controller() -> None:
-    with pytest.raises(UserError, match="allowed: machines"):
+    with pytest.raises(UserError, match="allowed: ec2, machines"):
         cluster(backend="hyperpod-slurm")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lustrain.problem import UserError
 from lustrain.status import Status
+from node_setup.agent.facts.scheduler import NOT_KNOWN
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Request
 from node_setup.agent.verify import TOPICS, verify
@@ -34,6 +35,9 @@ def p5() -> dict[str, Any]:
         device["applications"] = dict(device["max"])
     facts["blocks"][1]["mountpoints"] = ["/opt/dlami/nvme"]
     facts["boot_outcome"] = "ready"
+    node = {"state": "IDLE+DYNAMIC_NORM", "gres": "gpu:h100:8", "version": "23.11.4", "reason": None}
+    part = {"duty": "compute", "error": None, "node": node, "gres": "gpu:h100:8"}
+    facts["slurm"] = {**part, "volume": "vol-0abc", "mounted": True}
     return facts
 
 
@@ -175,6 +179,15 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("slurmd-memlock", put(["8388608", "8388608"], "limits", "slurmd", "memlock"), "failed", "NONE"),
     ("slurmd-memlock", put([str(2**35)] * 2, "limits", "slurmd", "memlock"), "warning", "NONE"),
     ("slurmd-memlock", put(None, "limits", "slurmd"), "unknown", "NONE"),
+    ("slurm-node", put(NOT_KNOWN, "slurm", "node", "state"), "failed", "NONE"),
+    ("slurm-node", put("IDLE+DRAIN", "slurm", "node", "state"), "failed", "NONE"),
+    ("slurm-node", put("DOWN+DYNAMIC_NORM+NOT_RESPONDING", "slurm", "node", "state"), "failed", "NONE"),
+    ("slurm-node", put("gpu:h100:7", "slurm", "gres"), "failed", "NONE"),
+    ("slurm-node", put("timed out", "slurm", "error"), "unknown", "NONE"),
+    ("slurm-node", put(None, "slurm"), "skipped", "NONE"),
+    ("slurm-state", put(False, "slurm", "mounted"), "failed", "NONE"),
+    ("slurm-state", put(None, "slurm", "mounted"), "unknown", "NONE"),
+    ("slurm-state", put(None, "slurm", "volume"), "skipped", "NONE"),
     ("clock", put(-0.0013, "time", "offset_s"), "failed", "NONE"),
     ("clock", put(False, "time", "synchronised"), "failed", "NONE"),
     ("clock", put(None, "time", "offset_s"), "unknown", "NONE"),

@@ -153,6 +153,11 @@ SCENES = (
         limit_min=60,
     ),
     Scene(
+        "cloud-slurm",
+        "Slurm of a stack on lab nodes: boots, dynamic nodes, notices, lost and replaced nodes, a replaced controller",
+        ("tests/node_setup/test_cloud_slurm.py",),
+    ),
+    Scene(
         "launch-ssh",
         "lab nodes, SSH, fab train: lost nodes, a lost supervisor",
         ("tests/launch/test_launch_ssh.py",),

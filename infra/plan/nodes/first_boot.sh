@@ -112,7 +112,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=110min
+TimeoutStartSec=140min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -223,6 +223,12 @@ from_bundle() {
   retry 1 $((3 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
 }
 
+# Last: a node takes jobs once its file systems and settings are there. What the agent logs is in this log; its report is not.
+slurm() {
+  begin_step "Slurm" $((3 * patience))
+  retry 2 $((3 * patience)) python3 "$agent" slurm-boot --request "$bundle/slurm.json" >/dev/null
+}
+
 mkdir -p "$root/var/log" "$(dirname "$outcome")"
 exec >>"$root/var/log/lustrain-boot.log" 2>&1
 trap ended EXIT
@@ -243,6 +249,10 @@ if [[ -n "$home_dns" ]]; then
 fi
 if [[ -n "$bundle_uri" ]]; then
   from_bundle
+fi
+# The bundle of a cluster with a Slurm has this file.
+if [[ -f "$bundle/slurm.json" ]]; then
+  slurm
 fi
 echo "ready$remark" >"$outcome"
 say "ready$remark"

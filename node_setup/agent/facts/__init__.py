@@ -23,6 +23,7 @@ from node_setup.agent.facts import (
     machine,
     metadata,
     mounts,
+    scheduler,
     services,
 )
 from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
@@ -36,7 +37,22 @@ DEADLINE_SECONDS = 75.0
 """All sections together have this long; every program in them has a shorter limit of its own, so that this ends only what no
 kill ends."""
 
-_SECTIONS = (machine, kernel, jobs, environment, files, services, clock, metadata, gpu, hpu, fabric, lustre, blocks)
+_SECTIONS = (
+    machine,
+    kernel,
+    jobs,
+    environment,
+    files,
+    services,
+    clock,
+    metadata,
+    gpu,
+    hpu,
+    fabric,
+    lustre,
+    blocks,
+    scheduler,
+)
 """Each section has a thread of its own, since many run programs or read devices."""
 
 

@@ -43,7 +43,7 @@ class MetadataError(Exception):
 
 def collect(reading: MachineReading) -> dict[str, Any]:
     """Return `metadata` and, as `_imds` for the fact `instance`, what the service says of the instance."""
-    endpoint = os.environ.get(ENDPOINT_VARIABLE) or (ENDPOINT if is_ec2(reading) else None)
+    endpoint = _endpoint(reading)
     if endpoint is None:
         return {**EMPTY, "_imds": {}}
     try:
@@ -59,6 +59,20 @@ def collect(reading: MachineReading) -> dict[str, Any]:
         reading.fault("metadata", str(error))
         return {"metadata": {"reachable": False, "notice": None, "error": str(error)}, "_imds": {}}
     return {"metadata": {"reachable": True, "notice": notice, "error": None}, "_imds": identity}
+
+
+def read_end(reading: MachineReading) -> dict[str, Any] | None:
+    """Return the notice that this instance ends within minutes; None without one, or off EC2. MetadataError."""
+    endpoint = _endpoint(reading)
+    if endpoint is None:
+        return None
+    service = Service(endpoint, time.monotonic() + BUDGET_SECONDS)
+    read = (read_notice(kind, service.get(_NOTICES[kind])) for kind in ("spot", "lifecycle"))
+    return next((notice for notice in read if notice), None)
+
+
+def _endpoint(reading: MachineReading) -> str | None:
+    return os.environ.get(ENDPOINT_VARIABLE) or (ENDPOINT if is_ec2(reading) else None)
 
 
 def is_ec2(reading: MachineReading) -> bool:

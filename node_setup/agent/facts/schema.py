@@ -368,6 +368,26 @@ class FileFacts(TypedDict):
     """It is octal, such as 0644."""
 
 
+class SlurmNode(TypedDict):
+    state: str | None
+    gres: str | None
+    version: str | None
+    reason: str | None
+
+
+class SlurmFacts(TypedDict):
+    duty: str
+    error: str | None
+    """It says why the controller does not answer."""
+    node: SlurmNode | None
+    """It is this node as the controller has it, where it runs jobs and the controller answers."""
+    gres: str
+    """It is what slurmd was started with; empty without GPUs."""
+    volume: str | None
+    mounted: bool
+    """It is true where something is mounted where the controller keeps its state."""
+
+
 class FactError(TypedDict):
     where: str
     """It is the fact's path."""
@@ -409,6 +429,8 @@ class NodeFacts(TypedDict):
     time: TimeFacts
     jobs: list[JobFacts] | None
     """It is None where it is not known whether jobs run."""
+    slurm: SlurmFacts | None
+    """It is None where the stack has no Slurm."""
     environment: list[Variable]
     files: dict[str, FileFacts | None]
     """It holds `owned.PATHS`, `owned.NOTES` and the wanted mount units; None for a file that is not there."""

@@ -102,14 +102,14 @@ def steps(host: Host, wanted: Wanted, clock: Clock = SYSTEM_CLOCK) -> Iterator[S
     yield _key(host, wanted)
     for path, user, mode in _folders(wanted):
         yield _folder(host, path, user, mode)
-    yield _service(host, "munge.service", clock)
+    yield service(host, "munge.service", clock)
     daemons = tuple(DAEMONS[duty] for duty in wanted.duties if duty in DAEMONS)
     for daemon in sorted(set(DAEMONS.values()) - set(daemons)):
         yield _no_service(host, daemon)
     for file in wanted.files:
-        yield _file(host, file, daemons)
+        yield file_step(host, file, daemons)
     for daemon in daemons:
-        yield _service(host, daemon, clock)
+        yield service(host, daemon, clock, enabled=wanted.enabled)
 
 
 def _row(step: Step, status: Status, before: str | None, why: str = "") -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _folder(host: Host, path: str, user: str, mode: int) -> Step:
     return Step("slurm.folder", path, f"{mode:04o} of {user}", look, mend)
 
 
-def _file(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
+def file_step(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
     def look() -> str | None:
         content = host.read(file.path)
         if content is None:
@@ -207,9 +207,12 @@ def _file(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
         for daemon in daemons:
             _owe_restart(host, daemon)
         try:
-            if paths.HEADER not in (host.read(file.path) or ""):
+            former = host.read(file.path) or ""
+            if paths.HEADER not in former and paths.STACK_HEADER not in former:
                 _keep_former(host, file.path)
             host.write(file.path, file.content, file.mode)
+            if file.path.startswith("/etc/systemd/"):
+                host.run(("systemctl", "daemon-reload"), 60)
         except OSError as error:
             return str(error)
         return None
@@ -217,7 +220,7 @@ def _file(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
     return Step("slurm.file", file.path, "as planned", look, mend)
 
 
-def _service(host: Host, unit: str, clock: Clock) -> Step:
+def service(host: Host, unit: str, clock: Clock, *, enabled: bool = True) -> Step:
     """Return the step of a daemon, which is restarted after a change.
 
     `scontrol reconfigure` takes a changed list of nodes only since 23.11; jobs outlive both:
@@ -228,12 +231,14 @@ def _service(host: Host, unit: str, clock: Clock) -> Step:
         state = facts.unit_state(host, unit)
         runs = state["active"] == "active"
         wrong = [] if runs else [state["active"] or "unknown"]
-        wrong += [] if state["enabled"] == "enabled" else ["not enabled"]
+        if (state["enabled"] == "enabled") != enabled:
+            wrong.append("not enabled" if enabled else "enabled")
         wrong += ["not restarted since its files changed"] if runs and unit in _restarts_owed(host) else []
         return ", ".join(wrong) or None
 
     def mend() -> str | None:
-        for command in (("systemctl", "enable", unit), ("systemctl", "restart", unit)):
+        verbs = ["enable"] if enabled else ["disable"] * (facts.unit_state(host, unit)["enabled"] == "enabled")
+        for command in [("systemctl", verb, unit) for verb in (*verbs, "restart")]:
             done = host.run(command, 120)
             if not done.ok:
                 return f"{' '.join(command)}: {done.complaint}; fix: journalctl -u {unit}"
@@ -242,7 +247,7 @@ def _service(host: Host, unit: str, clock: Clock) -> Step:
         _restarted(host, unit)
         return None
 
-    return Step("slurm.service", unit, "active, enabled", look, mend)
+    return Step("slurm.service", unit, "active, enabled" if enabled else "active, not enabled", look, mend)
 
 
 def _no_service(host: Host, unit: str) -> Step:

@@ -32,7 +32,7 @@ def collect(host: Host) -> dict[str, Any]:
         "group": _group(host),
         "os": parse_os_release(host.read("/etc/os-release") or host.read("/usr/lib/os-release") or ""),
         "cpu": shape(cores),
-        "memory_mib": _memory_mib(),
+        "memory_mib": memory_mib(),
         "gpus": gpus(host, cores),
         "cgroup": cgroup(host),
         "installed": {program: _version(host, program) for program in DAEMONS},
@@ -117,7 +117,7 @@ def read_bytes(host: Host, path: str) -> bytes | None:
         return None
 
 
-def _memory_mib() -> int | None:
+def memory_mib() -> int | None:
     """Return the memory as slurmd will report it, which asks the C library and not /proc/meminfo."""
     bytes_ = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return bytes_ // 2**20 if bytes_ > 0 else None
@@ -143,6 +143,13 @@ def _version(host: Host, program: str) -> str | None:
         return None
     match = re.search(r"\d+\.\d+(\.\d+)?", host.run((program, "-V")).out)
     return match[0] if match else None
+
+
+def release_here(host: Host) -> tuple[int, int] | None:
+    """Return year and month of the release that is installed, else of the one that apt would install."""
+    known = (_version(host, program) for program in (*DAEMONS, "scontrol"))
+    text = next((version for version in known if version), None) or _offered(host)
+    return None if text is None else (int(text.split(".")[0]), int(text.split(".")[1]))
 
 
 def _offered(host: Host) -> str | None:

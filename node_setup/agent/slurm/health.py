@@ -7,12 +7,13 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import verify
+from node_setup.agent.facts import scheduler
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Facts, Request
-from node_setup.agent.slurm import state
 from node_setup.agent.verify.result import Result, drain
+from node_setup.agent.verify.slurm import NODE_CHECK
 
-SHARED = frozenset({"clock", "lustre-stripes", "lustre-targets"})
+SHARED = frozenset({"clock", "lustre-stripes", "lustre-targets", NODE_CHECK})
 """Checks that fail on all nodes at once, where the file system or the source of time is at fault: every node would be drained,
 and stay so until a person resumes each. munge and Slurm bear clocks that are far more off than the check allows."""
 
@@ -40,7 +41,7 @@ def check(host: Host, facts: Facts, request: Request) -> tuple[dict[str, Any], i
     if not shown.ok:
         # It may be drained by a person, whose reason would be lost.
         return {"drained": None, "why": shown.complaint}, EXIT_FAILED
-    if "DRAIN" in str(state.parse(shown.out).get(node, {}).get("state")):
+    if "DRAIN" in str(scheduler.parse(shown.out).get(node, {}).get("state")):
         return {"drained": None, "why": "it is drained already, and keeps that reason"}, EXIT_IN_SYNC
     done = host.run(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"), 30)
     return {"drained": reason, "why": "" if done.ok else done.complaint}, EXIT_IN_SYNC if done.ok else EXIT_FAILED

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from node_setup.agent.facts import scheduler
+
 FOLDER = "/etc/slurm"
 CONF = f"{FOLDER}/slurm.conf"
 HEADER = "# Written by lustrain (fab slurm-up): the whole file is replaced; change the Cluster instead.\n"
 """It begins every configuration that is ours. A slurm.conf without it belongs to somebody else, and is never replaced."""
+STACK_HEADER = "# Written by lustrain at boot: the whole file is replaced; change the stack instead.\n"
 MUNGE_KEY = "/etc/munge/munge.key"
-STATE, SPOOL, LOGS = "/var/spool/slurmctld", "/var/spool/slurmd", "/var/log/slurm"
+STATE, SPOOL, LOGS = scheduler.STATE, "/var/spool/slurmd", "/var/log/slurm"
+OPTIONS = scheduler.OPTIONS
+WATCH_UNIT = "/etc/systemd/system/lustrain-slurm.service"
+STATE_MOUNT = "/etc/systemd/system/var-spool-slurmctld.mount"
+STATE_DROP_IN = "/etc/systemd/system/slurmctld.service.d/90-lustrain.conf"
 RESTART_OWED = "/run/lustrain/slurm-restart.json"
 """Units whose files changed and that were not restarted yet: it outlives an agent that is killed in between, and a boot makes
 it void."""

@@ -1,19 +1,16 @@
-"""What Slurm's controller says of its nodes."""
+"""Waits for what Slurm's controller says of its nodes."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
+from node_setup.agent.facts.scheduler import is_registered, parse
 from node_setup.agent.host import Host
 from node_setup.agent.slurm.wanted import Awaited
 
 POLL_S = 1.0
-NOT_REGISTERED = ("UNKNOWN", "FUTURE", "*", "NOT_RESPONDING")
-"""In a state: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
-_FIELDS = {"state": "State", "gres": "Gres", "version": "Version"}
 
 
 def wait_for_nodes(host: Host, awaited: Awaited, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
@@ -28,21 +25,3 @@ def wait_for_nodes(host: Host, awaited: Awaited, sleep: Callable[[float], None] 
         if all(is_registered(nodes.get(name, {})) for name in awaited.nodes) or time.monotonic() >= end:
             return {"error": None if done.ok else done.complaint, "nodes": nodes}
         sleep(POLL_S)
-
-
-def is_registered(node: dict[str, Any]) -> bool:
-    state = str(node.get("state") or "UNKNOWN")
-    return not any(word in state for word in NOT_REGISTERED)
-
-
-def parse(text: str) -> dict[str, dict[str, Any]]:
-    """Read `scontrol show node --oneliner`: state, gres, version and reason of each node by name."""
-    nodes = {}
-    for line in text.splitlines():
-        words = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
-        reason = re.search(r"\sReason=(.*?)(?:\s+\[[^\]]*\])?(?:\s+Comment=.*)?$", line)
-        if "NodeName" in words:
-            read: dict[str, Any] = {key: words.get(name) for key, name in _FIELDS.items()}
-            read["gres"] = None if read["gres"] == "(null)" else read["gres"]
-            nodes[words["NodeName"]] = {**read, "reason": reason[1].strip() if reason else None}
-    return nodes

@@ -18,7 +18,7 @@ _FIELDS = {"duties", "files", "munge_digest", "munge_key", "check"}
 
 @dataclass(frozen=True)
 class File:
-    """A file of Slurm's folder, by its name in it."""
+    """A file of Slurm's folder, by its name in it, or one elsewhere, by its path."""
 
     name: str
     content: str
@@ -26,19 +26,21 @@ class File:
 
     @property
     def path(self) -> str:
-        return f"{paths.FOLDER}/{self.name}"
+        return self.name if self.name.startswith("/") else f"{paths.FOLDER}/{self.name}"
 
 
 @dataclass(frozen=True)
 class Wanted:
     """This is what a node shall have: `munge_digest` is the SHA-256 in hex of the cluster's key, None on the controller, whose
-    own key is the cluster's; `munge_key` is the key itself."""
+    own key is the cluster's; `munge_key` is the key itself. Daemons that are not `enabled` are started by the boot, not by
+    systemd: after the mounts."""
 
     duties: tuple[str, ...]
     files: tuple[File, ...]
     munge_digest: str | None = None
     munge_key: bytes | None = field(default=None, repr=False)
     check: bool = False
+    enabled: bool = True
 
 
 def parse(text: str) -> Wanted:

@@ -1,12 +1,14 @@
-"""Checks of the limits that jobs inherit from slurmd."""
+"""Checks of the limits that jobs inherit from slurmd, and of the node's part in a stack's Slurm."""
 
 from __future__ import annotations
 
 from lustrain.status import Status
+from node_setup.agent.facts.scheduler import UNUSABLE, is_registered
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import ExpectedHardware
 from node_setup.agent.verify.result import Result, fact_at
 
+NODE_CHECK = "slurm-node"
 ENOUGH_BYTES = 16 * 2**30
 """Below it registering buffers with EFA fails. awslabs/awsome-distributed-ai, GPU health check 2."""
 
@@ -42,4 +44,45 @@ def _without_slurmd(facts: Facts, want: ExpectedHardware, request: Request) -> R
     return Result("slurmd-memlock", Status.SKIPPED, "no slurmd here")
 
 
-CHECKS = (memlock,)
+def node(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check what the controller says of this node, and on the controller and on logins, that it answers."""
+    mine = facts.get("slurm")
+    if not mine:
+        return Result(NODE_CHECK, Status.SKIPPED, "the stack has no Slurm here")
+    if mine["error"]:
+        # A controller that does not answer is no fault of its nodes.
+        status = Status.FAILED if mine["duty"] == "controller" else Status.UNKNOWN
+        return Result(NODE_CHECK, status, f"slurmctld does not answer: {mine['error']}")
+    if mine["duty"] != "compute":
+        return Result(NODE_CHECK, Status.OK, "slurmctld answers")
+    return _judge_node(mine["node"], mine["gres"])
+
+
+def _judge_node(node: dict[str, str] | None, wanted: str | None) -> Result:
+    if node is None or None in (node["state"], node["gres"], wanted):
+        return Result(NODE_CHECK, Status.UNKNOWN, "what the controller says of this node could not be read")
+    if not is_registered(node):
+        why = "the node has not registered; fix: journalctl -u slurmd; systemctl restart lustrain-boot"
+        return Result(NODE_CHECK, Status.FAILED, why, actual=node["state"])
+    if any(word in node["state"] for word in UNUSABLE):
+        return Result(NODE_CHECK, Status.FAILED, f"it takes no jobs: {node['reason']}", actual=node["state"])
+    if node["gres"] != wanted:
+        why = "Slurm's devices of this node are not those that it has; fix: systemctl restart lustrain-boot"
+        return Result(NODE_CHECK, Status.FAILED, why, actual=node["gres"], expected=wanted)
+    return Result(NODE_CHECK, Status.OK, "registered", actual=node["state"])
+
+
+def state_volume(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that the controller keeps its queue on its own volume, which outlives the instance."""
+    mine = facts.get("slurm") or {}
+    if not mine.get("volume"):
+        return Result("slurm-state", Status.SKIPPED, "no state of a controller here")
+    if mine["mounted"]:
+        return Result("slurm-state", Status.OK, f"on {mine['volume']}")
+    if mine["mounted"] is None:
+        return Result("slurm-state", Status.UNKNOWN, "mounts could not be read")
+    why = f"{mine['volume']} is not mounted; fix: systemctl restart lustrain-boot"
+    return Result("slurm-state", Status.FAILED, why)
+
+
+CHECKS = (memlock, node, state_volume)

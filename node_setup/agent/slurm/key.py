@@ -1,0 +1,70 @@
+"""munge's key in Secrets Manager: the controller makes it once, every node fetches it.
+
+It goes through pipes and this process' memory, and is in no command line and no log.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Callable
+
+from lustrain.problem import UserError, problem
+from node_setup.agent.host import Host
+from node_setup.agent.slurm.apply import KEY_BYTES, Clock
+
+CALL_S = 60.0
+POLL_S, LOG_EVERY_S = 10.0, 60.0
+LEAST_BYTES = 32
+"""Of munge's key: https://github.com/dun/munge/wiki/Man-8-mungekey"""
+NO_VALUE = "staging label"
+"""In the CLI's answer for a secret without a value: `can't find the specified secret value for staging label: AWSCURRENT`."""
+KEPT = ("AWS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+Log = Callable[[str], None]
+
+
+def munge_key(host: Host, secret: str, wait_s: float, log: Log, clock: Clock, *, makes: bool) -> bytes:
+    """Return the secret's value; who `makes` the key puts one into a secret that has none. UserError after `wait_s` seconds."""
+    began, logged_s = clock.monotonic(), -LOG_EVERY_S
+    while True:
+        key, why = _get(host, secret)
+        if key is not None:
+            return key
+        if makes and NO_VALUE in why:
+            why = _put(host, secret, os.urandom(KEY_BYTES))
+            if not why:
+                log("made munge's key")
+                continue
+        passed = clock.monotonic() - began
+        if passed >= wait_s:
+            fix = "look at the boot of the controller, and at the role of this node"
+            raise UserError(problem("munge's key", secret, f"is not to be had after {wait_s:.0f} s: {why}", fix=fix))
+        if passed - logged_s >= LOG_EVERY_S:
+            log(f"waiting for munge's key in {secret}, {passed:.0f} of {wait_s:.0f} s: {why}")
+            logged_s = passed
+        clock.sleep(POLL_S)
+
+
+def _get(host: Host, secret: str) -> tuple[bytes | None, str]:
+    done = _aws(host, secret, "get-secret-value", "--query", "SecretString", "--output", "text")
+    if done[0] is None:
+        return None, done[1]
+    try:
+        key = base64.b64decode(done[0].strip(), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    return (key, "") if len(key) >= LEAST_BYTES else (None, "its value is not a key in base64")
+
+
+def _put(host: Host, secret: str, key: bytes) -> str:
+    """Return why it could not be put; empty where it was."""
+    text = base64.b64encode(key).decode("ascii")
+    return _aws(host, secret, "put-secret-value", "--secret-string", "file:///dev/stdin", stdin=text)[1]
+
+
+def _aws(host: Host, secret: str, verb: str, *more: str, stdin: str = "") -> tuple[str | None, str]:
+    region = secret.split(":")[3] if secret.count(":") >= 6 else ""
+    words = ("aws", "secretsmanager", verb, "--secret-id", secret, *more, *(("--region", region) if region else ()))
+    done = host.run(words, CALL_S, stdin, KEPT)
+    return (done.out, "") if done.ok else (None, done.complaint)

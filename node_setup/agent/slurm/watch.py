@@ -1,0 +1,113 @@
+"""What runs beside a stack's Slurm: a node is drained at a notice of AWS, and registers again where the controller forgot it;
+the controller deletes nodes that are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from node_setup.agent.facts import Wanted, metadata, scheduler
+from node_setup.agent.facts.instance import NODE
+from node_setup.agent.facts.reading import MachineReading
+from node_setup.agent.host import Host
+from node_setup.agent.slurm import apply
+
+POLL_S = 5.0
+"""AWS asks to look for notices each 5 s: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+LOOK_S = 60.0
+GONE_AFTER_S = 600.0
+"""A node that is gone so long is deleted. One that only took so long to boot registers as a new one."""
+GONE_VARIABLE = "LUSTRAIN_SLURM_GONE_SECONDS"
+"""In the service's environment: other seconds."""
+OURS = "lustrain: "
+"""Begins the reasons by which we drain."""
+Log = Callable[[str], None]
+
+
+def watch(host: Host, log: Log) -> NoReturn:
+    """Watch until the service is stopped."""
+    controls = (json.loads(host.read(NODE) or "{}").get("slurm") or {}).get("duty") == "controller"
+    gone_after_s = float(os.environ.get(GONE_VARIABLE, GONE_AFTER_S))
+    look = Controller(host, log, gone_after_s).look if controls else Node(host, log).look
+    while True:
+        look(time.monotonic())
+        time.sleep(min(LOOK_S, gone_after_s / 2) if controls else POLL_S)
+
+
+class Node:
+    """Watches the node that it runs on."""
+
+    def __init__(self, host: Host, log: Log) -> None:
+        self._host = host
+        self._log = log
+        self._drained = False
+        self._looked_s: float | None = None
+        self._error = ""
+
+    def look(self, now_s: float) -> None:
+        if not self._drained:
+            self._drained = self._drain_at_notice()
+        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._register()
+
+    def _drain_at_notice(self) -> bool:
+        try:
+            notice = metadata.read_end(MachineReading(self._host, Wanted()))
+            self._error = ""
+        except metadata.MetadataError as error:
+            if str(error) != self._error:
+                self._log(f"notices cannot be read: {error}")
+            self._error = str(error)
+            return False
+        if notice is None:
+            return False
+        at = f" at {notice['at']}" if notice["at"] else ""
+        reason = f"{OURS}{notice['kind']} notice: {notice['action']}{at}"
+        name = scheduler.own_name(self._host)
+        done = self._host.run(("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), 30)
+        self._log(reason if done.ok else f"{reason}: not drained: {done.complaint}")
+        return done.ok
+
+    def _register(self) -> None:
+        """slurmd registers when it starts, and when a controller that knows it asks."""
+        node, error = scheduler.show_node(self._host, scheduler.own_name(self._host))
+        unit = apply.DAEMONS["compute"]
+        if node is None and error is None and self._host.run(("systemctl", "is-active", "--quiet", unit)).ok:
+            self._log("the controller does not know this node: slurmd is restarted")
+            self._host.run(("systemctl", "restart", unit), 120)
+
+
+class Controller:
+    """Deletes nodes that are gone, so that the list of nodes does not fill."""
+
+    def __init__(self, host: Host, log: Log, gone_after_s: float) -> None:
+        self._host = host
+        self._log = log
+        self._gone_after_s = gone_after_s
+        self._since: Mapping[str, float] = {}
+
+    def look(self, now_s: float) -> None:
+        done = self._host.run(("scontrol", "show", "node", "--oneliner"), 30)
+        if not done.ok:
+            return
+        self._since = {name: self._since.get(name, now_s) for name in gone(scheduler.parse(done.out))}
+        for name, since_s in self._since.items():
+            if now_s - since_s >= self._gone_after_s:
+                deleted = self._host.run(("scontrol", "delete", f"NodeName={name}"), 30)
+                self._log(f"{name} is gone: {'deleted' if deleted.ok else deleted.complaint}")
+
+
+def gone(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the dynamic nodes that do not answer and have no job; one that a person has drained is kept, with the reason."""
+    named = []
+    for name, node in nodes.items():
+        words = set(re.findall(r"[A-Z_]+", str(node["state"])))
+        silent = {"DYNAMIC_NORM", "DOWN"} <= words and not scheduler.is_registered(dict(node))
+        if silent and "COMPLETING" not in words and ("DRAIN" not in words or str(node["reason"]).startswith(OURS)):
+            named.append(name)
+    return named

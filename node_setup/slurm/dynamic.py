@@ -1,0 +1,61 @@
+"""Slurm's files where nodes come and go: slurm.conf names groups and no node, so that it follows from the stack alone. Pure.
+
+Dynamic nodes: https://slurm.schedmd.com/dynamic_nodes.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lustrain.cluster import NodeGroup
+from node_setup.agent.slurm import gres, paths
+from node_setup.slurm.conf import HEALTH_CHECK, HEALTH_SCRIPT, HELD, cluster_name, replaced, shared_settings
+
+MOST_NODES = 4096
+"""Of MaxNodeCount. It does not follow from the groups' counts, which may change without another slurm.conf."""
+NO_FANOUT = 65533
+"""Of TreeWidth: nodes do not pass messages on to dynamic nodes, of which they know no address (dynamic_nodes.html)."""
+
+
+def document(name: str, groups: Mapping[str, NodeGroup], settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `slurm-boot` of the node agent reads: the files of /etc/slurm but for the controller's name and address,
+    and cgroup.conf by the control groups that a node has."""
+    workers = {key: group for key, group in groups.items() if group.role == "worker"}
+    return {
+        "version": 1,
+        "files": {
+            "slurm.conf": _slurm_conf(name, workers, settings),
+            HEALTH_CHECK: HEALTH_SCRIPT.replace(paths.HEADER, paths.STACK_HEADER),
+        },
+        "cgroup": {
+            **{kind: _cgroup_conf(f"CgroupPlugin=cgroup/{kind}", *HELD) for kind in ("v1", "v2")},
+            # Slurm looks for a plugin at its start, whatever uses it.
+            "none": _cgroup_conf("CgroupPlugin=cgroup/v1"),
+        },
+        "gpus": {key: group.gpus for key, group in workers.items()},
+    }
+
+
+def _slurm_conf(name: str, workers: Mapping[str, NodeGroup], settings: Mapping[str, str]) -> str:
+    own = {
+        "ClusterName": cluster_name(name),
+        **shared_settings(by_cgroups=True, gpus=any(group.gpus for group in workers.values())),
+        "MaxNodeCount": str(MOST_NODES),
+        "TreeWidth": str(NO_FANOUT),
+    }
+    lines = [f"{key}={value}" for key, value in replaced(own, settings).items()]
+    sets = {key: "".join(gres.features([key])) for key in workers}
+    lines += ["", *(f"NodeSet={word} Feature={word}" for word in sets.values()), ""]
+    partitions: dict[str, list[str]] = {}
+    for key, group in workers.items():
+        partitions.setdefault(group.partition or key, []).append(sets[key])
+    lines += [
+        f"PartitionName={partition} Nodes={','.join(words)} Default={'NO' if at else 'YES'} MaxTime=INFINITE State=UP"
+        for at, (partition, words) in enumerate(partitions.items())
+    ]
+    return paths.STACK_HEADER + "\n".join(lines) + "\n"
+
+
+def _cgroup_conf(*lines: str) -> str:
+    return paths.STACK_HEADER + "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,184 @@
+"""A stack's Slurm on nodes of the lab, from their boots on. Real: Slurm, munge, the agent. Not real: systemd, the volume's
+file system, and Secrets Manager, in whose place a program keeps the secret in a folder that all nodes share."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lustrain.cluster import NodeGroup
+from node_setup.agent.owned import AGENT
+from node_setup.slurm import dynamic
+from rehearsal.lab import slurm as lab_slurm
+from rehearsal.lab.node import Node
+from rehearsal.lab.nodes import Lab, why_not
+from rehearsal.lab.slurm import QUICK, Slurm, bring_packages
+from tests.conftest import require
+from tests.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+    **QUICK,
+    "ProctrackType": "proctrack/linuxproc",
+    "TaskPlugin": "task/none",
+    "JobAcctGatherType": "jobacct_gather/none",
+}
+"""A node of the lab has no control groups."""
+SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:demo-munge-a1b2c3"
+VOLUME = "vol-0123456789abcdef0"
+GROUPS = {"train": NodeGroup(type="c7i.24xlarge", count=3)}
+FOLDER = "/run/simulated/fsx"
+AWS = f"""#!/bin/sh
+echo "$*" >>{FOLDER}/calls
+case "$2" in
+get-secret-value)
+  [ ! -e {FOLDER}/secret ] || exec cat {FOLDER}/secret
+  echo "Secrets Manager can't find the specified secret value for staging label: AWSCURRENT" >&2
+  exit 254 ;;
+put-secret-value) cat >{FOLDER}/.secret && mv {FOLDER}/.secret {FOLDER}/secret ;;
+esac
+"""
+GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
+CONTENT, DISKS = "/var/lib/simulated/content", "/var/lib/simulated/disks.json"
+
+
+class Stack:
+    """The nodes of a stack: the first is the controller."""
+
+    def __init__(self, lab: Lab, agent: bytes) -> None:
+        self.lab = lab
+        self.slurm = Slurm(lab)
+        self._agent = agent
+        for node in lab.nodes:
+            self.deploy(node)
+
+    def deploy(self, node: Node) -> None:
+        """Leave on a new machine what its image, user data and bundle would."""
+        controls = node is self.lab.nodes[0]
+        bring_packages(node)
+        part = {"duty": "controller" if controls else "compute", "host": "demo-controller", "munge_secret": SECRET}
+        part |= {"address": self.lab.nodes[0].address, "state_volume": VOLUME if controls else None}
+        told = {"group": "controller" if controls else "train", "instance_type": "c7i.24xlarge", "capacity": "spot"}
+        node.write("/etc/lustrain/node.json", json.dumps({**told, "zone_id": "usw2-az1", "slurm": part}))
+        node.write("/opt/lustrain/bundle/slurm.json", json.dumps(dynamic.document("demo", GROUPS, SETTINGS)))
+        node.write("/usr/local/bin/aws", AWS, 0o755)
+        node.write("/etc/systemd/system/lustrain-slurm.service.d/gone.conf", GONE)
+        packed = Path(f"/proc/{node.pid}/root{AGENT}")
+        packed.parent.mkdir(parents=True, exist_ok=True)
+        packed.write_bytes(self._agent)
+
+    def attach(self, node: Node, disks: str | None = None) -> None:
+        """Attach the state volume; `disks` is what the lab has kept of it where it was formatted before."""
+        node.write("/sys/block/nvme9n1/device/serial", VOLUME.replace("-", "") + "\n")
+        node.write("/sys/block/nvme9n1/device/model", "Amazon Elastic Block Store\n")
+        node.write("/sys/block/nvme9n1/size", f"{20 * 2**21}\n")
+        node.exec("truncate", "--size=20G", "/dev/nvme9n1")
+        node.exec("ln", "-sf", "/opt/simulated/run", "/usr/local/bin/mkfs.xfs")
+        node.exec("mkdir", "-p", CONTENT, f"{FOLDER}/volume")
+        node.exec("/usr/bin/mount", "--bind", f"{FOLDER}/volume", CONTENT)
+        if disks is not None:
+            node.write(DISKS, disks)
+            node.exec("sh", "-c", "printf XFSB | dd of=/dev/nvme9n1 conv=notrunc status=none")
+
+    def boot(self, node: Node) -> subprocess.CompletedProcess[str]:
+        command = ("/usr/bin/python3", "-I", "-S", AGENT, "slurm-boot", "--request", "/opt/lustrain/bundle/slurm.json")
+        return node.exec(*command, check=False, timeout=900)
+
+    def statuses(self, node: Node) -> dict[str, str]:
+        """Boot a node and return what its steps did, the last one's where a setting has several. AssertionError."""
+        done = self.boot(node)
+        assert done.returncode == 0, done.stderr
+        return {row["setting"]: row["status"] for row in json.loads(done.stdout)["rows"]}
+
+    def checks(self, node: Node) -> dict[str, str]:
+        done = node.exec("/usr/bin/python3", "-I", "-S", AGENT, "verify", "--tier", "facts", check=False)
+        return {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
+
+    def show(self, node: str) -> str:
+        return self.slurm.call("scontrol", "show", "node", "--oneliner", node, check=False).stdout
+
+
+def saved(controller: Node, since: str) -> bool:
+    """Whether slurmctld has written down its jobs since that file was made."""
+    return controller.exec("test", "/var/spool/slurmctld/job_state", "-nt", since, check=False).returncode == 0
+
+
+@pytest.fixture
+def stack(agent: Path) -> Iterator[Stack]:
+    require(why_not() is None, str(why_not()))
+    require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
+    with Lab(4, "cpu", metadata=True) as lab:
+        yield Stack(lab, agent.read_bytes())
+
+
+def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
+    lab, slurm = stack.lab, stack.slurm
+    controller, node2, node3, node4 = lab.nodes
+    early = node2.start(
+        "/usr/bin/python3", "-I", "-S", AGENT, "slurm-boot", "--request", "/opt/lustrain/bundle/slurm.json"
+    )
+    wait_until(lambda: controller.exists(f"{FOLDER}/calls"))
+    stack.attach(controller)
+    assert stack.statuses(controller)["slurm.state-volume"] == "changed"
+    assert "changed" not in stack.statuses(controller).values(), "a second boot changes nothing"
+    for node in (node3, node4):
+        stack.statuses(node)
+    assert early.wait(300) == 0, "it waited for the key"
+    slurm.wait(dict.fromkeys(("node2", "node3", "node4"), "idle"))
+    assert "AvailableFeatures=train,c7i.24xlarge,spot,usw2-az1" in stack.show("node2")
+    key = base64.b64decode(controller.read(f"{FOLDER}/secret"))
+    assert len(key) == 1024
+    assert key[:12].hex() not in controller.read(f"{FOLDER}/calls").encode().hex()
+    assert (stack.checks(node2)["slurm-node"], stack.checks(controller)["slurm-state"]) == ("ok", "ok")
+
+    script = "#!/bin/sh\nsrun hostname\n"
+    job = slurm.submit(script, "--nodes=3", "--partition=train")
+    wait_until(lambda: slurm.job(job)["JobState"] == "COMPLETED")
+
+    node2.reboot()
+    assert not node2.exec("systemctl", "is-active", "slurmd.service", check=False).stdout.startswith("active")
+    stack.statuses(node2)
+    slurm.wait({"node2": "idle"})
+
+    # A notice drains the node; the machine that gets its name afterwards takes jobs.
+    node3.metadata().spot_notice()
+    slurm.wait({"node3": "drained"})
+    assert "Reason=lustrain: spot notice: terminate at" in stack.show("node3")
+    assert stack.checks(node3)["slurm-node"] == "failed"
+    node3.metadata().clear()
+    node3.replace()
+    stack.deploy(node3)
+    assert stack.statuses(node3)["slurm.predecessor"] == "changed"
+    slurm.wait({"node3": "idle"})
+
+    # One that is gone and not replaced is deleted.
+    node4.crash()
+    slurm.wait({"node4": "down"})
+    wait_until(lambda: "NodeName=node4" not in stack.show("node4"))
+
+    # One that the controller has forgotten comes back by itself.
+    slurm.call("scontrol", "delete", "NodeName=node3")
+    wait_until(lambda: slurm.states().get("node3") == "idle")
+
+    # Another machine in the controller's place has its queue.
+    running = slurm.submit("#!/bin/sh\nsleep 600\n", "--nodelist=node2", "--exclusive")
+    waiting = slurm.submit(script, "--nodelist=node2")
+    wait_until(lambda: slurm.job(running)["JobState"] == "RUNNING")
+    # slurmctld writes its queue down some seconds after a change.
+    controller.exec("touch", "/run/marker")
+    wait_until(lambda: saved(controller, "/run/marker"))
+    disks = controller.read(DISKS)
+    controller.replace()
+    stack.deploy(controller)
+    stack.attach(controller, disks)
+    assert stack.statuses(controller)["slurm.state-volume"] == "ok"
+    slurm.wait({"node3": "idle"})
+    assert (slurm.job(running)["JobState"], slurm.job(waiting)["JobState"]) == ("RUNNING", "PENDING")
+    slurm.call("scancel", str(running))
+    wait_until(lambda: slurm.job(waiting)["JobState"] == "COMPLETED")

@@ -1,0 +1,279 @@
+"""A stack's Slurm on one node: what slurm.conf says of groups, the key, the state volume, and what watches beside daemons."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lustrain.cluster import NodeGroup
+from lustrain.problem import UserError
+from lustrain.status import Status
+from node_setup.agent.facts import Wanted as FactsWanted
+from node_setup.agent.facts import scheduler
+from node_setup.agent.facts.instance import NODE
+from node_setup.agent.facts.reading import MachineReading
+from node_setup.agent.host import NO_PROGRAM, Done
+from node_setup.agent.model import Request
+from node_setup.agent.slurm import boot, key, paths, volume, watch
+from node_setup.agent.slurm.apply import Clock, take_steps
+from node_setup.agent.slurm.wanted import DUTIES
+from node_setup.agent.verify import slurm as checks
+from node_setup.agent.verify.expected import expected_hardware
+from node_setup.slurm import dynamic
+from tests.node_setup.agents import BareHost, silent
+
+SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:demo-munge-a1b2c3"
+EMPTY = "can't find the specified secret value for staging label: AWSCURRENT"
+DENIED = "AccessDeniedException: not authorized to perform secretsmanager:GetSecretValue"
+NODE2 = "NodeName=node2 State={} Gres={}{}\n"
+
+
+def document(settings: dict[str, str] | None = None, **groups: NodeGroup) -> dict[str, Any]:
+    return dynamic.document(
+        "Demo.1", groups or {"train": NodeGroup(type="p5.48xlarge", count=2, gpus=8)}, settings or {}
+    )
+
+
+class Fake(BareHost):
+    """A machine whose programs answer from a list by their first words; `now` passes as it waits."""
+
+    def __init__(self, root: Path, **answers: Sequence[Done]) -> None:
+        super().__init__(root)
+        self.answers = {name: list(given) for name, given in answers.items()}
+        self.given: list[str] = []
+        self.now = 0.0
+        self.write("/proc/sys/kernel/hostname", "node2\n")
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+        self.ran.append(tuple(command))
+        self.given.append(stdin)
+        left = self.answers.get(command[0].replace(".", "_"), [])
+        return (left.pop(0) if len(left) > 1 else left[0]) if left else Done(NO_PROGRAM, "", "no such program")
+
+
+def done(out: str = "", status: int = 0, err: str = "") -> Done:
+    return Done(status, out, err)
+
+
+def test_partitions_are_of_groups_and_no_node_is_named() -> None:
+    groups = {
+        "controller": NodeGroup(type="m7i.large", count=1, role="controller"),
+        "train": NodeGroup(type="p5.48xlarge", count=2, gpus=8),
+        "spare": NodeGroup(type="p5.48xlarge", count=1, gpus=8, partition="train"),
+        "cpu": NodeGroup(type="c7i.2xlarge", count=4),
+    }
+    lines = document({"slurmdtimeout": "30"}, **groups)["files"]["slurm.conf"].splitlines()
+    assert {"ClusterName=demo-1", "GresTypes=gpu", "MaxNodeCount=4096", "SlurmdTimeout=30", "ReturnToService=2"} < {
+        *lines
+    }
+    assert [line for line in lines if line.startswith(("Node", "Partition"))] == [
+        "NodeSet=train Feature=train",
+        "NodeSet=spare Feature=spare",
+        "NodeSet=cpu Feature=cpu",
+        "PartitionName=train Nodes=train,spare Default=YES MaxTime=INFINITE State=UP",
+        "PartitionName=cpu Nodes=cpu Default=NO MaxTime=INFINITE State=UP",
+    ]
+
+
+def test_a_count_that_changes_makes_no_other_document() -> None:
+    one, two = (document(train=NodeGroup(type="p5.48xlarge", count=count, gpus=8)) for count in (1, 2))
+    assert one == two
+
+
+def test_controller_makes_the_key_and_never_shows_it(tmp_path: Path) -> None:
+    class Secrets(Fake):
+        value = ""
+
+        def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+            self.ran.append(tuple(command))
+            if "put-secret-value" in command:
+                self.value = stdin
+            return done(self.value + "\n") if self.value else done(status=254, err=EMPTY)
+
+    host, said = Secrets(tmp_path), list[str]()
+    made = key.munge_key(host, SECRET, 60, said.append, host.clock, makes=True)
+    assert made == base64.b64decode(host.value)
+    assert len(made) == 1024
+    shown = json.dumps([*host.ran, *said])
+    assert host.value[:16] not in shown
+    assert host.ran[0][-2:] == ("--region", "us-west-2")
+
+
+@pytest.mark.parametrize(("why", "makes"), [(EMPTY, False), (DENIED, True)])
+def test_a_key_that_is_not_there_is_waited_for_and_not_made(tmp_path: Path, why: str, makes: bool) -> None:
+    """A controller that may not read the secret must not make another key: it would lock all nodes out."""
+    host, said = Fake(tmp_path, aws=[done(status=254, err=why)]), list[str]()
+    with pytest.raises(UserError, match=r"is not to be had after 120 s"):
+        key.munge_key(host, SECRET, 120, said.append, host.clock, makes=makes)
+    assert not any("put-secret-value" in command for command in host.ran)
+    assert said[0].endswith(why)
+
+
+VOLUME = "vol-0abc"
+
+
+def attached(root: Path, content: bytes) -> Fake:
+    host = Fake(root, mkfs_xfs=[done()])
+    for name, text in {
+        "device/serial": "vol0abc\n",
+        "device/model": "Amazon Elastic Block Store\n",
+        "size": "4096\n",
+    }.items():
+        host.write(f"/sys/block/nvme1n1/{name}", text)
+    host.write_bytes("/dev/nvme1n1", content.ljust(2**21, b"\0"), 0o600)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "formatted"),
+    [(b"XFSB", Status.OK, False), (b"", Status.FAILED, True), (b"precious", Status.FAILED, False)],
+)
+def test_only_a_blank_volume_is_formatted(tmp_path: Path, content: bytes, status: Status, formatted: bool) -> None:
+    """mkfs.xfs of this machine does nothing, so that the blank volume's step fails after it."""
+    host = attached(tmp_path, content)
+    rows = take_steps([next(volume.steps(host, VOLUME, 60, host.clock))], silent, check=False)
+    assert (rows[0]["status"], ("mkfs.xfs", "-K", "/dev/nvme1n1") in host.ran) == (status, formatted)
+
+
+def test_a_volume_that_is_not_attached_is_waited_for(tmp_path: Path) -> None:
+    host = Fake(tmp_path)
+    rows = take_steps([next(volume.steps(host, VOLUME, 60, host.clock))], silent, check=False)
+    assert (rows[0]["status"], rows[0]["why"], host.now) == ("failed", "it is not attached now", 60)
+
+
+def untouched() -> None:
+    pytest.fail("the node was tuned")
+
+
+def part(**more: Any) -> str:
+    told = {"duty": "compute", "host": "c", "address": "10.0.0.9", "munge_secret": SECRET, "state_volume": None}
+    node = {"group": "train", "instance_type": "p5.48xlarge", "capacity": "spot", "zone_id": "use1-az4"}
+    return json.dumps({**node, "slurm": told | more})
+
+
+def test_a_node_is_tuned_between_its_packages_and_slurmd(tmp_path: Path) -> None:
+    """slurmd's limits are settings of nodes that have a slurmd, and its first check of the node would drain it without them."""
+
+    class Packaged(Fake):
+        def which(self, program: str) -> str | None:
+            return f"/usr/bin/{program}"
+
+    host = Packaged(tmp_path, aws=[done(base64.b64encode(b"k" * 1024).decode())], slurmd=[done("slurm 23.11.4")])
+    host.write(NODE, part())
+    seen: list[list[tuple[str, ...]]] = []
+    groups = {"train": NodeGroup(type="c7i.2xlarge", count=1)}
+    rows = boot.boot(host, json.dumps(document(**groups)), silent, lambda: seen.append([*host.ran]), host.clock)
+    assert [row["setting"] for row in rows][:4] == ["slurm.release", "slurm.gpus", "slurm.packages", "slurm.release"]
+    assert not any(command[0] == "aws" or "restart" in command for command in seen[0])
+
+
+def test_an_old_release_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    class Jammy(Fake):
+        def which(self, program: str) -> str | None:
+            return "/usr/bin/apt-cache" if program == "apt-cache" else None
+
+    text = base64.b64encode(b"k" * 1024).decode()
+    policy = "slurmd:\n  Installed: (none)\n  Candidate: 21.08.5-2ubuntu1\n"
+    host = Jammy(tmp_path, aws=[done(text)], **{"apt-cache": [done(policy)]})
+    host.write(NODE, part())
+    rows = boot.boot(host, json.dumps(document()), silent, untouched, host.clock)
+    assert [(row["setting"], row["found"]) for row in rows] == [("slurm.release", "21.08")]
+    assert "Ubuntu 24.04" in rows[0]["why"]
+    assert not host.exists(paths.FOLDER)
+
+
+def test_a_node_without_a_part_is_left_alone(tmp_path: Path) -> None:
+    host = Fake(tmp_path)
+    host.write(NODE, json.dumps({"group": "train", "slurm": None}))
+    assert boot.boot(host, json.dumps(document()), silent, untouched, host.clock) == []
+    assert host.ran == []
+
+
+GONE = "DOWN+DYNAMIC_NORM+NOT_RESPONDING"
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason", "deleted"),
+    [
+        (GONE, " Reason=Not responding [slurm@2026-11-26T16:55:44]", True),
+        ("DOWN+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", " Reason=lustrain: spot notice: terminate [root@x]", True),
+        ("DOWN+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", " Reason=a fan is loud [root@x]", False),
+        ("DOWN+COMPLETING+DYNAMIC_NORM+NOT_RESPONDING", "", False),
+        ("DOWN+NOT_RESPONDING", "", False),
+        ("IDLE+DYNAMIC_NORM+NOT_RESPONDING", "", False),
+    ],
+)
+def test_a_node_that_stays_gone_is_deleted(tmp_path: Path, shown: str, reason: str, deleted: bool) -> None:
+    host = Fake(tmp_path, scontrol=[done(NODE2.format(shown, "(null)", reason))])
+    controller, delete = watch.Controller(host, silent, 600), ("scontrol", "delete", "NodeName=node2")
+    for now_s in (0, 599):
+        controller.look(now_s)
+    assert delete not in host.ran
+    controller.look(600)
+    assert (delete in host.ran) == deleted
+
+
+def test_a_node_that_came_back_is_gone_anew(tmp_path: Path) -> None:
+    away, back = (done(NODE2.format(one, "(null)", "")) for one in (GONE, "IDLE+DYNAMIC_NORM"))
+    host = Fake(tmp_path, scontrol=[away, back, away])
+    controller = watch.Controller(host, silent, 600)
+    for now_s in (0, 300, 700):
+        controller.look(now_s)
+    assert all(command[1] != "delete" for command in host.ran)
+
+
+@pytest.mark.parametrize(
+    ("answer", "restarts"),
+    [
+        (done(NODE2.format("IDLE", "(null)", "")), 0),
+        (done(status=1, err="Node node2 not found"), 1),
+        (done(status=1), 0),
+    ],
+)
+def test_slurmd_is_restarted_where_the_controller_forgot_it(tmp_path: Path, answer: Done, restarts: int) -> None:
+    host = Fake(tmp_path, scontrol=[answer], systemctl=[done()])
+    watch.Node(host, silent).look(0)
+    assert host.ran.count(("systemctl", "restart", "slurmd.service")) == restarts
+
+
+def test_a_silent_slurmctld_is_a_fault_of_the_controller_alone() -> None:
+    expected = expected_hardware({}, Request())
+    facts = {"error": "timed out", "node": None, "gres": None, "volume": None, "mounted": False}
+    results = {duty: checks.node({"slurm": {"duty": duty, **facts}}, expected, Request()).status for duty in DUTIES}
+    assert results == {"controller": "failed", "compute": "unknown", "client": "unknown"}
+
+
+def test_a_word_that_is_another_groups_name_is_no_feature(tmp_path: Path) -> None:
+    """Or a node on spot would be in the partition of a group that is called spot."""
+    host = Fake(tmp_path)
+    host.write(NODE, part())
+    groups = {name: NodeGroup(type="p5.48xlarge", count=1, gpus=8) for name in ("train", "spot")}
+    mine = boot.part(host, json.dumps(document(**groups)))
+    assert mine is not None
+    assert (mine.features, mine.gpus) == (("train", "p5.48xlarge", "use1-az4"), 8)
+
+
+def test_facts_tell_a_node_that_slurm_does_not_know(tmp_path: Path) -> None:
+    shown = [done(status=1, err="Node node2 not found"), done(NODE2.format("IDLE", "gpu:h100:8(S:0-1)", ""))]
+    host = Fake(tmp_path, scontrol=shown)
+    host.write(NODE, part())
+    unknown, known = (scheduler.collect(MachineReading(host, FactsWanted()))["slurm"]["node"] for _ in shown)
+    assert unknown["state"] == scheduler.NOT_KNOWN
+    assert (known["state"], known["gres"]) == ("IDLE", "gpu:h100:8")
+
+
+def test_a_controller_without_an_answer_is_no_unknown_node(tmp_path: Path) -> None:
+    host = Fake(tmp_path, scontrol=[done(status=1, err="Unable to contact slurm controller")])
+    assert scheduler.show_node(host, "node2") == (None, "Unable to contact slurm controller")
