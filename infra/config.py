@@ -23,11 +23,15 @@ from infra.groups import Group as Group
 from infra.groups import GroupRole as GroupRole
 from infra.instance_types import InstanceType
 from infra.section import Name, Positive, Time, ZoneId, id_of
-from lustrain.cluster import Tuning
+from lustrain.cluster import SlurmName, Tuning, slurm_settings
 from lustrain.problem import UserError
 from lustrain.schema import Section, like, problems_of
 
 KEY = "lustrain:cluster"
+CONTROLLER = "controller"
+"""Group of Slurm's controller on EC2."""
+CONTROLLER_ROOT_GIB = 100
+"""The root disk: the image, logs, and what people put into their homes where none are shared."""
 
 Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2"]
 DraEvent = Literal["NEW", "CHANGED", "DELETED"]
@@ -323,6 +327,28 @@ class ExistingEks(Section):
     missing. They overwrite no settings, and their software stays when the stack ends."""
 
 
+class Controller(Section):
+    """The machine of slurmctld: on demand, with an address and a volume that outlive it."""
+
+    type: TypeName = "m7i.large"
+    image_id: Annotated[str, id_of("ami", "an image")] | None = None
+    """Default: Ubuntu 24.04 for the type's architecture."""
+    state_gib: Annotated[int, Field(ge=1, le=16384)] = 20
+    """Volume of Slurm's state (queue, running jobs): gp3's limits. It can grow, never shrink."""
+
+
+class Scheduler(Section):
+    """EC2: a Slurm of the stack's own, which nodes of the groups join as they boot."""
+
+    type: Literal["slurm"]
+    controller: Controller = Controller()
+    settings: Annotated[Mapping[str, str], AfterValidator(slurm_settings)] = {}
+    """Further keys of slurm.conf, or other values than Lustrain plans."""
+    account: SlurmName | None = None
+    """Of jobs that name none, as `qos`."""
+    qos: SlurmName | None = None
+
+
 class Eks(Section):
     existing: ExistingEks | None = None
     version: Annotated[str, like(r"1\.\d{2}", "a Kubernetes version", NEWEST)] = NEWEST
@@ -378,6 +404,8 @@ class ClusterSpec(Section):
     access: Access = Access()
     boot: Boot = Boot()
     slurm: Slurm = Slurm()
+    """HyperPod's Slurm."""
+    scheduler: Scheduler | None = None
     eks: Eks = Eks()
     instance_types: Mapping[TypeName, InstanceType] = {}
     """Types that `infra/catalog/instances.jsonl` does not know, by EC2's name; one that it knows too is taken from here."""
@@ -394,6 +422,28 @@ class ClusterSpec(Section):
     @property
     def workers(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.role == "worker")
+
+    @property
+    def controller(self) -> Group | None:
+        """Slurm's controller on EC2, as a group of one machine; it is no Auto Scaling group and not among `groups`."""
+        if self.scheduler is None or self.hyperpod:
+            return None
+        wanted = self.scheduler.controller
+        return Group(
+            name=CONTROLLER,
+            role="controller",
+            instance_type=wanted.type,
+            count=1,
+            image_id=wanted.image_id,
+            root_volume_gib=CONTROLLER_ROOT_GIB,
+            threads_per_core=2,
+            efa=False,
+        )
+
+    @property
+    def all_groups(self) -> tuple[Group, ...]:
+        """The groups, and the controller as one more."""
+        return (*self.groups, *filter(None, [self.controller]))
 
     def zone_of(self, group: Group) -> str:
         return group.zone_id or self.zone_id

@@ -27,12 +27,13 @@ class Observability(pulumi.ComponentResource):
         auto_scaling_groups: Sequence[pulumi.Output[str]],
         nat_gateway_id: pulumi.Output[str] | None,
         topic_arn: pulumi.Input[str],
+        controller_id: pulumi.Output[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:Observability", name, None, opts)
         self._ours = pulumi.ResourceOptions(parent=self)
         known = {"cluster": plan.name, "queue": plan.queue, "dead letters": plan.dead_letters}
-        subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id}
+        subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id, "controller": controller_id}
         subjects |= {subject: pulumi.Output.from_input(value) for subject, value in known.items()}
         subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
         ids = {subject: id_ for subject, id_ in subjects.items() if id_ is not None}

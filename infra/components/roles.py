@@ -12,25 +12,26 @@ from infra.plan.roles import RolePlan
 
 
 class Roles(pulumi.ComponentResource):
-    """`arns` by key. Whatever uses a role depends on `ready`: a role without its policies is refused or cannot work."""
+    """`arns`, and on EC2 `profile_arns`, by the role's key. Whatever uses a role depends on
+    `ready`: a role without its policies is refused or cannot work."""
 
     arns: dict[str, pulumi.Output[str]]
-    instance_profile_arn: pulumi.Output[str] | None
+    profile_arns: dict[str, pulumi.Output[str]]
     ready: list[pulumi.Resource]
 
     def __init__(self, name: str, plans: Sequence[RolePlan], opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lustrain:infra:Roles", name, None, opts)
         self._name = name
-        self.arns, self.ready, self.instance_profile_arn = {}, [], None
+        self.arns, self.ready, self.profile_arns = {}, [], {}
         for plan in plans:
             self._make(plan)
-        self.register_outputs({"arns": self.arns, "instance_profile_arn": self.instance_profile_arn})
+        self.register_outputs({"arns": self.arns, "profile_arns": self.profile_arns})
 
     def _make(self, plan: RolePlan) -> None:
         if plan.existing is not None:
             self.arns[plan.key] = pulumi.Output.from_input(plan.existing)
             if plan.existing_profile is not None:
-                self.instance_profile_arn = pulumi.Output.from_input(plan.existing_profile)
+                self.profile_arns[plan.key] = pulumi.Output.from_input(plan.existing_profile)
             return
         named, child = f"{self._name}-{plan.key}", pulumi.ResourceOptions(parent=self)
         role = aws.iam.Role(
@@ -53,5 +54,5 @@ class Roles(pulumi.ComponentResource):
             self.ready.append(attached)
         if plan.instance_profile:
             profile = aws.iam.InstanceProfile(named, path=plan.path, role=role.name, opts=child)
-            self.instance_profile_arn = profile.arn
+            self.profile_arns[plan.key] = profile.arn
             self.ready.append(profile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pulumi
@@ -11,12 +11,13 @@ import pulumi_aws as aws
 
 from infra.clock import now
 from infra.components.auto_scaling import AutoScalingNodeGroup, FoundImage, Reservation, look_up, refusal
+from infra.components.controller import Controller, ControllerState
 from infra.components.eks import EksCluster, NodeAddons, look_up_plane
 from infra.components.foundation import Foundation
 from infra.components.hyperpod import HyperPod
 from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
-from infra.config import ClusterSpec, Group, parse
+from infra.config import CONTROLLER, ClusterSpec, Group, parse
 from infra.plan.nodes.eks import KARPENTER_ROLE, ControlPlane
 from infra.plan.nodes.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.nodes.user_data import user_data
@@ -44,6 +45,9 @@ class Nodes:
     """That of the running control plane."""
     reservations: list[Text] = field(default_factory=list)
     """Ids of the capacity reservations that this stack made."""
+    controller: Text | None = None
+    """Id of the instance of Slurm's controller."""
+    controller_state: ControllerState | None = None
 
 
 def program(value: object) -> dict[str, Any]:
@@ -92,6 +96,8 @@ def build(plan: Plan) -> dict[str, Any]:
     # What is there already is looked up before anything is declared: a refusal then leaves nothing half-made.
     plane = look_up_plane(plan.spec)
     images = {node_group.group: look_up(node_group.group, node_group.image) for node_group in plan.node_groups}
+    if plan.controller:
+        images[plan.controller.group.name] = look_up(plan.controller.group.name, plan.controller.image)
     base = Foundation(plan)
     nodes = _hyperpod(plan, base, plane) if plan.spec.hyperpod else _node_groups(plan, base, images)
     watch = Observability(
@@ -102,6 +108,7 @@ def build(plan: Plan) -> dict[str, Any]:
         auto_scaling_groups=nodes.auto_scaling_groups,
         nat_gateway_id=base.network.nat_gateway_id,
         topic_arn=base.channel.topic_arn,
+        controller_id=nodes.controller,
     )
     if plan.budget:
         Budget(plan.spec.name, plan.budget)
@@ -115,6 +122,8 @@ def build(plan: Plan) -> dict[str, Any]:
         "reservations": nodes.reservations or None,
         "fileSystem": base.lustre.id if base.lustre else None,
         "homeFileSystem": base.home.id if base.home else None,
+        "controller": nodes.controller,
+        "slurmState": nodes.controller_state.volume_id if nodes.controller_state else None,
     }
     return {name: value for name, value in outputs.items() if value is not None}
 
@@ -122,33 +131,61 @@ def build(plan: Plan) -> dict[str, Any]:
 def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
     spec = plan.spec
     reserved = {entry.group: Reservation(f"{spec.name}-{entry.group}", entry) for entry in plan.reservations}
+    named = [pulumi.Output.from_input(group) for group in spec.network.security_group_ids]
+    security_groups: list[Text] = [base.security.ids["cluster"], *named]
+    state = _controller_state(plan, base, security_groups)
     later = {
         "lustre_dns": base.lustre.dns_name if base.lustre else "",
         "lustre_mount_name": base.lustre.mount_name if base.lustre else "",
         "home_dns": base.home.dns_name if base.home else "",
         "bundle_uri": base.bundle.uri,
         "queue_url": base.channel.queue_url,
+        "slurm": state.ids if state else None,
     }
+
+    def script(group: Group) -> Text:
+        return pulumi.Output.all(**later).apply(lambda known: user_data(spec, plan.place, group, **known))
+
     made = []
     for planned, group in zip(plan.node_groups, spec.workers, strict=True):
-
-        def script(known: Mapping[str, str], group: Group = group) -> str:
-            return user_data(spec, plan.place, group, **known)
-
         reservation = reserved.get(group.name)
         node_group = AutoScalingNodeGroup(
             planned.name,
             planned,
             image=images[planned.group],
             subnet_id=base.network.zone_subnet_ids.get(spec.zone_of(group), base.network.compute_subnet_id),
-            security_group_ids=[base.security.ids["cluster"], *spec.network.security_group_ids],
-            instance_profile_arn=base.roles.instance_profile_arn or "",
-            user_data=pulumi.Output.all(**later).apply(script),
+            security_group_ids=security_groups,
+            instance_profile_arn=base.roles.profile_arns["node"],
+            user_data=script(group),
             reservation_id=reservation.reservation_id if reservation else None,
             depends_on=base.ready,
         )
         made.append(node_group.auto_scaling_group)
-    return Nodes(auto_scaling_groups=made, reservations=[item.reservation_id for item in reserved.values()])
+    nodes = Nodes(auto_scaling_groups=made, reservations=[item.reservation_id for item in reserved.values()])
+    if plan.controller is None or state is None:
+        return nodes
+    profiles = base.roles.profile_arns
+    controller = Controller(
+        plan.controller.name,
+        plan.controller,
+        state,
+        image=images[plan.controller.group.name],
+        instance_profile_arn=profiles.get(CONTROLLER, profiles["node"]),
+        user_data=script(plan.controller.group),
+        depends_on=base.ready,
+    )
+    return replace(nodes, controller=controller.instance_id, controller_state=state)
+
+
+def _controller_state(plan: Plan, base: Foundation, security_groups: Sequence[Text]) -> ControllerState | None:
+    if plan.controller is None:
+        return None
+    return ControllerState(
+        plan.controller.name,
+        plan.controller,
+        subnet_id=base.network.compute_subnet_id,
+        security_group_ids=security_groups,
+    )
 
 
 def _hyperpod(plan: Plan, base: Foundation, plane: ControlPlane | None) -> Nodes:
@@ -209,6 +246,8 @@ def _cluster(plan: Plan, base: Foundation, nodes: Nodes, watch: Observability) -
     lustre, home = base.lustre, base.home
     values = {
         "auto_scaling_groups": nodes.auto_scaling_groups,
+        "instances": [nodes.controller] if nodes.controller else [],
+        "controller": nodes.controller_state.address if nodes.controller_state else None,
         "hyperpod_name": nodes.hyperpod_name,
         "hyperpod_id": nodes.hyperpod_id,
         "eks_name": nodes.eks_name,
@@ -222,7 +261,7 @@ def _cluster(plan: Plan, base: Foundation, nodes: Nodes, watch: Observability) -
     }
 
     def described(made: Mapping[str, Any]) -> dict[str, Any]:
-        groups = tuple(made["auto_scaling_groups"])
-        return to_json(cluster(plan, DeployedIds(**{**made, "auto_scaling_groups": groups})))
+        lists = {key: tuple(made[key]) for key in ("auto_scaling_groups", "instances")}
+        return to_json(cluster(plan, DeployedIds(**{**made, **lists})))
 
     return pulumi.Output.all(**values).apply(described)

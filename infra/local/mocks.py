@@ -28,7 +28,8 @@ class Recorder(Mocks):
         name = args.inputs.get("name") or args.inputs.get("bucket") or f"{args.name}-mock"
         outputs = {"name": name, "arn": f"arn:aws:mock:{self.region}:{ACCOUNT}:{name}", **self._computed(args, name)}
         # Inputs override computed values, as in AWS.
-        return f"{args.name}-id", {**outputs, **args.inputs}
+        made = "i-0123456789abcdef0" if args.typ == "aws:ec2/instance:Instance" else f"{args.name}-id"
+        return made, {**outputs, **args.inputs}
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
         answers: dict[str, dict[str, Any]] = {
@@ -47,6 +48,8 @@ class Recorder(Mocks):
             return {"url": f"{endpoint}/{ACCOUNT}/{name}"}
         if args.typ.startswith("aws:fsx/"):
             return {"dnsName": f"fs-mock.fsx.{self.region}.amazonaws.com", "mountName": "mockmock"}
+        if args.typ == "aws:ec2/networkInterface:NetworkInterface":
+            return {"privateIp": "10.0.64.10"}
         if args.typ == "aws:ecr/repository:Repository":
             return {"repositoryUrl": f"{ACCOUNT}.dkr.ecr.{self.region}.amazonaws.com/{name}"}
         if args.typ == "aws:ec2/launchTemplate:LaunchTemplate":

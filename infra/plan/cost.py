@@ -115,6 +115,7 @@ def cost(plan: Plan) -> Cost:
     """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown."""
     spec, region = plan.spec, plan.place.region
     parts = [part for group in spec.groups for part in _group(spec, group, region)]
+    parts += _controller(spec, region)
     if plan.lustre and not plan.lustre.existing:
         parts.append(_lustre(plan.lustre, region))
     if plan.home:
@@ -175,6 +176,17 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
         disks |= {"gp3-iops": group.count * (ROOT_IOPS - BASE_IOPS), "gp3-mb-s": group.count * (ROOT_MB_S - BASE_MB_S)}
     what = f"{group.count} x {group.root_volume_gib} GiB of gp3"
     yield _part(region, f"{group.name} disks", what, disks, always_on=not accelerated)
+
+
+def _controller(spec: ClusterSpec, region: str) -> Iterator[Part]:
+    """Yield Slurm's controller on EC2, its volumes and its secret."""
+    if (group := spec.controller) is None or spec.scheduler is None:
+        return
+    yield _part(region, group.name, f"1 x {group.ec2_type}, Slurm's controller", {group.ec2_type: 1})
+    state = spec.scheduler.controller.state_gib
+    what = f"{group.root_volume_gib} and {state} GiB of gp3, a secret"
+    amounts = {"gp3-gb": group.root_volume_gib + state, "secret": 1}
+    yield _part(region, f"{group.name} disks", what, amounts)
 
 
 def _dearest(types: Sequence[str], region: str) -> str:

@@ -15,6 +15,7 @@ from infra.config import ClusterSpec
 from infra.plan.documents import Document, Statement, allow, document
 from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
+from infra.plan.nodes.controller import secret_name
 from infra.plan.place import COST_TAG, Place, bucket_names
 from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
 from infra.plan.storage.associations import associations
@@ -304,6 +305,28 @@ def _node_group(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     if any(item.capacity.create for item in spec.groups):
         reserve = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation"
         yield allow("CapacityReserve", _named_actions("ec2", reserve), place.arn("ec2", "capacity-reservation/*"))
+    if spec.controller:
+        yield from _controller(spec, place)
+
+
+def _controller(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Yield what Slurm's controller takes. Its secret can be made and dropped, not read."""
+    kinds = ("instance", "network-interface", "volume")
+    arns = {kind: place.arn("ec2", f"{kind}/*") for kind in kinds}
+    beside = [place.arn("ec2", "subnet/*"), place.arn("ec2", "security-group/*")]
+    make = ["ec2:CreateNetworkInterface", "ec2:CreateVolume"]
+    yield allow("ControllerMake", make, [arns["network-interface"], arns["volume"], *beside])
+    keep = """StartInstances StopInstances ModifyInstanceAttribute ModifyInstanceMetadataOptions
+        ModifyNetworkInterfaceAttribute ModifyVolume AttachVolume DetachVolume
+        TerminateInstances DeleteNetworkInterface DeleteVolume"""
+    yield allow("ControllerKeep", _named_actions("ec2", keep), list(arns.values()), _ours(spec))
+    # The groups that an interface gets are resources of that call too.
+    yield allow("ControllerGroups", ["ec2:ModifyNetworkInterfaceAttribute"], place.arn("ec2", "security-group/*"))
+    profiles = "AssociateIamInstanceProfile ReplaceIamInstanceProfileAssociation"
+    yield allow("ControllerProfile", _named_actions("ec2", profiles), arns["instance"], _ours(spec))
+    secret = place.arn("secretsmanager", f"secret:{secret_name(spec)}-*")
+    actions = "CreateSecret DescribeSecret UpdateSecret DeleteSecret GetResourcePolicy TagResource UntagResource"
+    yield allow("MungeKey", _named_actions("secretsmanager", actions), secret)
 
 
 def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from infra.config import ClusterSpec
 from infra.plan.documents import Location, Statement, allow, location
+from infra.plan.nodes.controller import secret_name
 from infra.plan.place import COST_TAG, Place, bucket_names, runs_uri
 from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
 
@@ -14,16 +15,32 @@ READ = ("s3:GetObject",)
 WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 """What saving, pruning and resuming take (docs/checkpoints.md, "On S3")."""
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
+READ_SECRET, WRITE_SECRET = "GetSecretValue", "PutSecretValue"
 METRIC_NAMESPACES = ("CWAgent", "Lustrain")
 
 
 def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
-    """Return the statements of a node's own policy, on top of the managed one that its backend has."""
+    """Return the statements of a node's own policy, on top of the managed one that its backend has. A role of the user's is
+    the controller's too."""
     statements = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     if spec.backend == "ec2":
-        return [*statements, *_ec2(spec, place)]
+        written = _munge_key(spec, place, WRITE_SECRET) if spec.access.node_role else ()
+        return [*statements, *_ec2(spec, place), *_munge_key(spec, place, READ_SECRET), *written]
     statements += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
     return [*statements, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements
+
+
+def controller_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
+    """Return the statements of Slurm's controller: it boots like a node, reads and writes runs, and makes the munge key."""
+    common = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
+    return [*common, *_munge_key(spec, place, READ_SECRET), *_munge_key(spec, place, WRITE_SECRET)]
+
+
+def _munge_key(spec: ClusterSpec, place: Place, action: str) -> Iterator[Statement]:
+    if spec.controller:
+        secret = place.arn("secretsmanager", f"secret:{secret_name(spec)}-*")
+        own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+        yield allow(f"MungeKey{action.removesuffix('SecretValue')}", [f"secretsmanager:{action}"], secret, own)
 
 
 def written(spec: ClusterSpec, place: Place) -> tuple[Location, ...]:

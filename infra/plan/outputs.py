@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
-from infra.plan.nodes.document import file_system, node_group
+from infra.plan.nodes.document import file_system, node_groups
 from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
 from lustrain.cluster import Access, BucketNames, Capacity, Cluster, HomeSystem, Kubernetes, Nodes, Slurm
@@ -21,6 +21,9 @@ class DeployedIds:
     """Ids and names that exist only after the deployment; empty or None where the spec asks for no such thing."""
 
     auto_scaling_groups: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    controller: str | None = None
+    """Private address of Slurm's controller on EC2."""
     hyperpod_name: str | None = None
     hyperpod_id: str | None = None
     eks_name: str | None = None
@@ -45,6 +48,7 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
         zone_id=spec.zone_id,
         nodes=Nodes(
             auto_scaling_groups=made.auto_scaling_groups,
+            instances=made.instances,
             hyperpod_cluster=made.hyperpod_name,
             kubernetes_label=HYPERPOD_NODES if made.eks_name else None,
         ),
@@ -53,14 +57,14 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
             user=spec.access.user,
             ssm_target=ssm_target(made.hyperpod_id) if made.hyperpod_id else "{instance_id}",
         ),
-        groups={group.name: node_group(spec, group) for group in spec.groups},
+        groups=node_groups(spec),
         tuning=spec.tuning,
         lustre=file_system(spec, made.lustre) if made.lustre else None,
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=plan.runs_uri,
         capacity=_capacity(spec),
-        slurm=_slurm(spec),
+        slurm=_slurm(spec, made),
         kubernetes=_kubernetes(plan, made),
         image_repository=made.repository,
         role_arn=made.role_arn,
@@ -70,7 +74,16 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
     )
 
 
-def _slurm(spec: ClusterSpec) -> Slurm | None:
+def _slurm(spec: ClusterSpec, made: DeployedIds) -> Slurm | None:
+    if spec.controller and spec.scheduler:
+        wanted = spec.scheduler
+        return Slurm(
+            controller_group=spec.controller.name,
+            account=wanted.account,
+            qos=wanted.qos,
+            controller=made.controller,
+            settings=wanted.settings,
+        )
     if spec.backend != "hyperpod-slurm":
         return None
     return Slurm(controller_group=next((group.name for group in spec.groups if group.role == "controller"), None))

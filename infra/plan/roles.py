@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.config import ClusterSpec
+from infra.config import CONTROLLER, ClusterSpec
 from infra.plan.documents import Document, allow, document, trust
-from infra.plan.node_policy import node_statements
+from infra.plan.node_policy import controller_statements, node_statements
 from infra.plan.nodes.eks import CLUSTER_ROLE, CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE, pod_identities
 from infra.plan.place import COST_TAG, Place
 
@@ -49,8 +49,10 @@ class RolePlan:
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
-    """`node` always; with `hyperpod-eks` also one for the control plane that the stack makes, and one for each chosen part that
-    needs one."""
+    """`node` always; with a scheduler also `controller`, unless nodes have a role of the user's, which then is the controller's
+    too; with `hyperpod-eks` also one for the control plane that the stack makes, and for each chosen part that needs one."""
+    if spec.controller and spec.access.node_role is None:
+        return (node_role(spec, place), _controller(spec, place))
     if spec.backend != "hyperpod-eks":
         return (node_role(spec, place),)
     pods = {identity.role for identity in pod_identities(spec)}
@@ -137,6 +139,18 @@ def _ec2_node(spec: ClusterSpec, place: Place) -> RolePlan:
         f"Nodes of {spec.name}",
         trust("ec2"),
         document(node_statements(spec, place)),
+        managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
+        instance_profile=True,
+    )
+
+
+def _controller(spec: ClusterSpec, place: Place) -> RolePlan:
+    return _role(
+        spec,
+        CONTROLLER,
+        f"Slurm's controller of {spec.name}",
+        trust("ec2"),
+        document(controller_statements(spec, place)),
         managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
         instance_profile=True,
     )

@@ -13,6 +13,7 @@ from infra.plan.network.vpc import NetworkPlan, network
 from infra.plan.nodes.auto_scaling import NodeGroupPlan, node_groups
 from infra.plan.nodes.bundle import Bundle, bundle
 from infra.plan.nodes.capacity import ReservationPlan, reservations
+from infra.plan.nodes.controller import ControllerPlan, controller
 from infra.plan.nodes.eks import EksPlan, eks_plan
 from infra.plan.place import BucketNames, Place, bucket_names, runs_uri, tags
 from infra.plan.roles import RolePlan, roles
@@ -91,6 +92,11 @@ class Plan:
     def node_groups(self) -> tuple[NodeGroupPlan, ...]:
         """Of the `ec2` backend."""
         return () if self.spec.hyperpod else node_groups(self.spec, self.place, self.now)
+
+    @cached_property
+    def controller(self) -> ControllerPlan | None:
+        """Of Slurm, on EC2."""
+        return controller(self.spec)
 
     @cached_property
     def reservations(self) -> tuple[ReservationPlan, ...]:

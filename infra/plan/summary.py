@@ -22,6 +22,8 @@ def _groups(spec: ClusterSpec) -> Iterator[str]:
         kind = spec.node_of(group)
         efa = f", EFA interfaces: {kind.efa} each" if kind and kind.efa and group.role == "worker" else ""
         yield f"{group.name}: {machines(group)}, {group.capacity.mode}{efa}"
+    if controller := spec.controller:
+        yield f"{controller.name}: {machines(controller)}, {controller.capacity.mode}, for Slurm"
 
 
 def machines(group: Group) -> str:

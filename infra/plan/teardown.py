@@ -28,6 +28,11 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
             )
     if spec.alarms.emails:
         lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
+    if plan.controller:
+        lines.append(
+            "Submit jobs on Slurm's controller, which nodes join as they boot: "
+            "aws ssm start-session --target $(pulumi stack output controller)"
+        )
     if not spec.eks.existing and (commands := helm_commands(spec, plan.place)):
         lines.append(f"HyperPod wants its Helm chart before its nodes. Type in infra/, {helm_place(spec)}:")
         lines += [f"  {command}" for command in commands]
@@ -115,6 +120,8 @@ def teardown(plan: Plan) -> tuple[str, ...]:
             "--open-zfs-configuration SkipFinalBackup=false,Options=DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"
             " (its snapshots and automatic backups go too; a final backup stays, and costs until you delete it)"
         )
+    if plan.controller:
+        lines.append("  Slurm's queue and jobs: aws ec2 delete-volume --volume-id $(pulumi stack output slurmState)")
     if not plan.repository.existing:
         name = plan.repository.name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")

@@ -15,6 +15,7 @@ LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 INSTANCE = "aws:ec2/instance:Instance"
 LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
 OPEN_ZFS = "aws:fsx/openZfsFileSystem:OpenZfsFileSystem"
+VOLUME = "aws:ebs/volume:Volume"
 BUCKETS = ("aws:s3/bucket:Bucket", "aws:s3/bucketV2:BucketV2")
 SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
@@ -37,12 +38,13 @@ BILLED = frozenset(
         "aws:amp/workspace:Workspace",
         "aws:cloudwatch/logGroup:LogGroup",
         "aws:cloudwatch/metricAlarm:MetricAlarm",
-        "aws:ebs/volume:Volume",
+        VOLUME,
         "aws:ec2/eip:Eip",
         "aws:ec2/natGateway:NatGateway",
         "aws:ecr/repository:Repository",
         EKS,
         "aws:kms/key:Key",
+        "aws:secretsmanager/secret:Secret",
         "aws:sns/topic:Topic",
         "aws:sqs/queue:Queue",
     }
@@ -91,7 +93,7 @@ def public_address(resource: Resource) -> Iterator[str]:
 
 
 def unprotected_data(resource: Resource) -> Iterator[str]:
-    if resource.type in (LUSTRE, OPEN_ZFS, *BUCKETS) and not resource.protect:
+    if resource.type in (LUSTRE, OPEN_ZFS, VOLUME, *BUCKETS) and not resource.protect:
         yield "holds data and is not protected: a replacement or `destroy` deletes it"
 
 
@@ -198,7 +200,7 @@ def plain_volume(resource: Resource) -> Iterator[str]:
     mappings = [row.get("ebs") for row in resource.rows("blockDeviceMappings")]
     if resource.type == INSTANCE:
         mappings = [resource.at("rootBlockDevice"), *resource.rows("ebsBlockDevices")]
-    if resource.type == "aws:ebs/volume:Volume":
+    if resource.type == VOLUME:
         mappings = [resource.props]
     for volume in mappings:
         encrypted = volume.get("encrypted") if isinstance(volume, Mapping) else UNKNOWN

@@ -72,10 +72,14 @@ def changes(stack: str, old: str | None) -> list[Change]:
     sha = bundle(after, region=region).sha
     if old:
         before = stackfile.read_spec(Path(old))
-        return [*explain(before, after, now()), *explain_bundle(bundle(before, region=region).sha, sha)]
+        both = before.controller is not None and after.controller is not None
+        boot = explain_bundle(bundle(before, region=region).sha, sha, controller=both)
+        return [*explain(before, after, now()), *boot]
     outputs = deployed.outputs(stack, "spec", "--old FILE")
-    boot = explain_bundle(str(outputs["bundle"]), sha) if "bundle" in outputs else []
-    return [*explain(parse(_as_deployed(outputs["spec"])), after, now()), *boot]
+    before = parse(_as_deployed(outputs["spec"]))
+    both = before.controller is not None and after.controller is not None
+    boot = explain_bundle(str(outputs["bundle"]), sha, controller=both) if "bundle" in outputs else []
+    return [*explain(before, after, now()), *boot]
 
 
 BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}

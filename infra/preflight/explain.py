@@ -20,6 +20,7 @@ from infra.plan.nodes import hyperpod
 from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.summary import machines
 from infra.preflight.change import Change, Effect, protected, shown
+from infra.preflight.explain_scheduler import ANEW, INSTEAD, LOST, moved_controller, scheduler
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
 MADE_ROLE = "the role that the stack made"
@@ -37,15 +38,16 @@ def explain(old: ClusterSpec, new: ClusterSpec, now: datetime | None = None) -> 
     return sorted(dict.fromkeys(changes), key=lambda change: -ranks.index(change.effect))
 
 
-def explain_bundle(old: str, new: str) -> list[Change]:
+def explain_bundle(old: str, new: str, *, controller: bool = False) -> list[Change]:
     """Return what a new lifecycle bundle (scripts, node agent, settings, facts of the cluster) changes.
 
-    `old` and `new` are the names of the bundles.
+    `old` and `new` are the names of the bundles; `controller`: Slurm's, on EC2, is there before and after.
     """
     if old == new:
         return []
     message = f"{old} becomes {new}: new nodes boot with it, running nodes keep theirs"
-    return [Change("lifecycle", Effect.NEW_NODES, message, "", TUNE)]
+    anew = [Change("lifecycle", Effect.REPLACES_NODES, ANEW, LOST, INSTEAD)] if controller else []
+    return [*anew, Change("lifecycle", Effect.NEW_NODES, message, "", TUNE)]
 
 
 def refused(changes: Iterable[Change]) -> list[Change]:
@@ -75,6 +77,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     for key in ("vpc_id", "compute_subnet_id"):
         if getattr(before.existing, key, None) != getattr(after.existing, key, None):
             moved.append(f"network.existing.{key}")
+    yield from moved_controller(old, moved)
     for path in moved:
         message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the nodes get a new subnet"
         instead = "make a second stack there, copy the data through S3, destroy the first"
@@ -415,6 +418,7 @@ _COVERED = (
     "storage",
     "eks",
     "slurm.accounting",
+    "scheduler",
     "tuning",
     "access.admin_roles",
     "access.permissions_boundary",
@@ -445,6 +449,7 @@ _COMPARERS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     associations,
     home,
     _accounting,
+    scheduler,
     _kubernetes,
     objects,
     _roles,

@@ -142,12 +142,15 @@ class GroupType:
 
 
 def group_types(spec: ClusterSpec) -> Iterator[GroupType]:
-    """Yield every type that nodes may have; HyperPod's groups have one."""
+    """Yield every type that nodes may have, Slurm's controller on EC2 too; HyperPod's groups have one."""
     for path, group in groups(spec):
         others = {} if spec.hyperpod else {f"other_types.{index}": kind for index, kind in enumerate(group.other_types)}
         for key, kind in {"instance_type": group.instance_type, **others}.items():
             alone = group.of_type(kind)
             yield GroupType(path, f"{path}.{key}", alone, spec.node_of(alone))
+    if controller := spec.controller:
+        here = "scheduler.controller"
+        yield GroupType(here, f"{here}.type", controller, spec.node_of(controller))
 
 
 def listed(values: Iterable[object]) -> str:

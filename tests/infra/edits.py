@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parents[2] / "infra"
 STACKS = (
     "ec2-capacity-block-p5en",
     "ec2-p6-b300-reservation",
+    "ec2-slurm-g6e",
     "ec2-spot-g6e",
     "hyperpod-eks-g6e-spot",
     "hyperpod-slurm-p5",

@@ -10,6 +10,7 @@ from infra.plan.place import Place
 from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
+WITH_SLURM = "ec2-slurm-g6e"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
 PROXY: dict[str, Any] = {"http": "http://proxy.example.com:3128", "no_proxy": [".example.com"]}
 FURTHER = "network.security_group_ids"
@@ -430,6 +431,13 @@ MISTAKES = [
         "BUD-004", SPOT, {"storage.home": {"capacity_gib": 524_288, "throughput_mb_s": 10_240}}, "budget.monthly_usd"
     ),
     Mistake("BUD-005", SPOT, {"alarms.emails": ["a@example.com"]}, "budget", GOVERNMENT),
+    Mistake("SLM-001", SLURM, {"scheduler": {"type": "slurm"}}),
+    Mistake("SLM-002", WITH_SLURM, {"groups.0.name": "controller"}),
+    Mistake("SLM-002", WITH_SLURM, {"groups.0.partition": "default"}),
+    Mistake("SLM-003", WITH_SLURM, {"scheduler.controller.type": "mac1.metal"}),
+    Mistake("SLM-004", WITH_SLURM, {"scheduler.controller.type": "g6.xlarge"}),
+    Mistake("SLM-005", WITH_SLURM, {"network.closed": True}, "scheduler.controller.image_id"),
+    Mistake("EC2-001", WITH_SLURM, {"scheduler.controller.type": "m7i.huge"}),
     Mistake("TUN-001", SPOT, {"tuning.profiles": {"gang": "cpu"}}, ".gang"),
     Mistake("TUN-002", SPOT, {"tuning.settings": {"vm.max_map_count": "on"}}, ".vm.max_map_count"),
     Mistake("TUN-003", SPOT, {"tuning.settings": {"sysctl.vm.max_map_count": "many"}}, ".sysctl.vm.max_map_count"),

@@ -28,6 +28,7 @@ from tests.infra.mistakes import (
     SLURM,
     SPOT,
     TWO_TYPES,
+    WITH_SLURM,
 )
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
@@ -50,6 +51,8 @@ PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
 REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
 BUCKETS = {"buckets": {"data": "one", "checkpoints": "two", "lifecycle": "three"}}
 IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
+KEY_OF_IT = "scheduler.controller.image_id"
+CONTROLLERS_IMAGE = {KEY_OF_IT: "ami-0123456789abcdef0"}
 BUILT = {"Architecture": "x86_64", "OwnerId": "123456789012", "BlockDeviceMappings": [{"Ebs": {"Encrypted": False}}]}
 """An image that was built on HyperPod's own."""
 
@@ -268,6 +271,10 @@ def image(architecture: str) -> Answer:
     return "ec2", "describe_images", {"Images": [{"Architecture": architecture}]}
 
 
+def named(name: str) -> Answer:
+    return "ec2", "describe_images", {"Images": [{"Name": name}]}
+
+
 def dry_run(code: str) -> Answer:
     return "ec2", "run_instances", code
 
@@ -466,6 +473,8 @@ CASES = [
     Case("EC2-105", SPOT, [image("x86_64")], edits=IMAGE),
     Case("EC2-105", SPOT, [image("arm64")], OWN_IMAGE, edits=IMAGE),
     Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], OWN_IMAGE, edits=IMAGE),
+    Case("SLM-101", WITH_SLURM, [named("ubuntu-noble-24.04-amd64-server")], edits=CONTROLLERS_IMAGE),
+    Case("SLM-101", WITH_SLURM, [named("ubuntu-jammy-22.04-amd64-server")], KEY_OF_IT, "warning", CONTROLLERS_IMAGE),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], OWN_IMAGE),
     Case("EC2-107", SPOT, [], edits=IMAGE),

@@ -1,4 +1,4 @@
-"""The six example stacks under the real engine, brought up side by side once a file: FSx alone waits half a minute each."""
+"""The seven example stacks under the real engine, brought up side by side once a file: FSx alone waits half a minute each."""
 
 from __future__ import annotations
 

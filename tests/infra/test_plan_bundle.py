@@ -22,6 +22,7 @@ from infra.plan.nodes.bundle import (
     ON_CONFIGURED,
     ON_CREATE,
     ON_INIT,
+    SLURM,
     Bundle,
     bundle,
     gathered,
@@ -54,9 +55,10 @@ def test_our_own_bundle_holds_both_entries_the_agent_and_what_it_has_to_know(sta
     spec = spec_of(stack, {})
     ours = bundle(spec)
     files = {file.path: file for file in ours.files}
-    assert {ON_INIT, ON_CREATE, "node.sh", "container_data.sh", AGENT, DOCUMENT} == set(files)
+    generated = {AGENT, DOCUMENT, *([SLURM] if spec.scheduler else [])}
+    assert {ON_INIT, ON_CREATE, "node.sh", "container_data.sh", *generated} == set(files)
     assert ours.prefix == f"lifecycle/{ours.sha}"
-    assert {name for name, file in files.items() if file.source is None} == {AGENT, DOCUMENT}
+    assert {name for name, file in files.items() if file.source is None} == generated
     assert all(file.source.is_relative_to(FOLDER) for file in ours.files if file.source)
     assert json.loads(files[DOCUMENT].content) == node_document(spec)
     assert len(files[AGENT].content) < 200_000

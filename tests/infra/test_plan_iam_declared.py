@@ -33,15 +33,22 @@ CALLS: dict[str, str] = {
         TagResource ListTagsForResource""",
     "aws:cloudwatch/metricAlarm:MetricAlarm": """cloudwatch: PutMetricAlarm DescribeAlarms DeleteAlarms TagResource
         ListTagsForResource""",
+    "aws:ebs/volume:Volume": "ec2: CreateVolume DescribeVolumes ModifyVolume DeleteVolume CreateTags",
     "aws:ec2/capacityReservation:CapacityReservation": """ec2: CreateCapacityReservation DescribeCapacityReservations
         ModifyCapacityReservation CancelCapacityReservation""",
     "aws:ec2/eip:Eip": "ec2: AllocateAddress DescribeAddresses ReleaseAddress CreateTags",
     "aws:ec2/flowLog:FlowLog": "ec2: CreateFlowLogs DescribeFlowLogs DeleteFlowLogs; iam: PassRole",
+    "aws:ec2/instance:Instance": """ec2: RunInstances DescribeInstances DescribeInstanceAttribute DescribeInstanceTypes
+        DescribeVolumes DescribeTags ModifyInstanceAttribute ModifyInstanceMetadataOptions StopInstances
+        StartInstances TerminateInstances AssociateIamInstanceProfile
+        ReplaceIamInstanceProfileAssociation CreateTags; iam: PassRole GetInstanceProfile""",
     "aws:ec2/internetGateway:InternetGateway": """ec2: CreateInternetGateway AttachInternetGateway
         DescribeInternetGateways DetachInternetGateway DeleteInternetGateway""",
     "aws:ec2/launchTemplate:LaunchTemplate": """ec2: CreateLaunchTemplate CreateLaunchTemplateVersion
         DescribeLaunchTemplates DescribeLaunchTemplateVersions ModifyLaunchTemplate DeleteLaunchTemplate""",
     "aws:ec2/natGateway:NatGateway": "ec2: CreateNatGateway DescribeNatGateways DeleteNatGateway",
+    "aws:ec2/networkInterface:NetworkInterface": """ec2: CreateNetworkInterface DescribeNetworkInterfaces
+        ModifyNetworkInterfaceAttribute DeleteNetworkInterface CreateTags""",
     "aws:ec2/placementGroup:PlacementGroup": "ec2: CreatePlacementGroup DescribePlacementGroups DeletePlacementGroup",
     "aws:ec2/route:Route": "ec2: CreateRoute ReplaceRoute DescribeRouteTables DeleteRoute",
     "aws:ec2/routeTable:RouteTable": "ec2: CreateRouteTable DescribeRouteTables DeleteRouteTable",
@@ -50,6 +57,8 @@ CALLS: dict[str, str] = {
     "aws:ec2/securityGroup:SecurityGroup": """ec2: CreateSecurityGroup DescribeSecurityGroups
         DescribeNetworkInterfaces RevokeSecurityGroupEgress DeleteSecurityGroup""",
     "aws:ec2/subnet:Subnet": "ec2: CreateSubnet ModifySubnetAttribute DescribeSubnets DeleteSubnet",
+    "aws:ec2/volumeAttachment:VolumeAttachment": """ec2: AttachVolume DetachVolume DescribeVolumes DescribeInstances
+        StopInstances""",
     "aws:ec2/vpc:Vpc": "ec2: CreateVpc ModifyVpcAttribute DescribeVpcs DescribeVpcAttribute DeleteVpc",
     "aws:ec2/vpcEndpoint:VpcEndpoint": """ec2: CreateVpcEndpoint ModifyVpcEndpoint DescribeVpcEndpoints
         DescribePrefixLists DeleteVpcEndpoints""",
@@ -93,6 +102,8 @@ CALLS: dict[str, str] = {
     "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": """s3:
         PutEncryptionConfiguration GetEncryptionConfiguration""",
     "aws:s3/bucketVersioning:BucketVersioning": "s3: PutBucketVersioning GetBucketVersioning",
+    "aws:secretsmanager/secret:Secret": """secretsmanager: CreateSecret DescribeSecret GetResourcePolicy UpdateSecret
+        DeleteSecret TagResource UntagResource""",
     "aws:sns/topic:Topic": """sns: CreateTopic GetTopicAttributes SetTopicAttributes DeleteTopic TagResource
         ListTagsForResource""",
     "aws:sns/topicPolicy:TopicPolicy": "sns: SetTopicAttributes GetTopicAttributes",

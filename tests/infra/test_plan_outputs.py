@@ -45,11 +45,11 @@ def test_the_contract_survives_json(stack: str) -> None:
     spec = example(stack)
     told = cluster(Plan(spec, PLACE), DeployedIds(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
     assert parse(json.loads(json.dumps(to_json(told)))) == told
-    assert set(told.groups) == {group.name for group in spec.groups}
+    assert set(told.groups) == {group.name for group in spec.all_groups}
     assert (told.lustre is None) == (spec.storage.lustre is None)
     assert told.capacity.ends_at == spec.ends_at
     assert {name: group.capacity for name, group in told.groups.items()} == {
-        group.name: Capacity(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in spec.groups
+        group.name: Capacity(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in spec.all_groups
     }
 
 

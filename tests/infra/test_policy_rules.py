@@ -140,6 +140,7 @@ BAD: dict[str, list[list[Resource]]] = {
         [resource("s3/bucketV2:BucketV2", props={"tags": TAGS})],
         [lustre()],
         [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})],
+        [resource("ebs/volume:Volume", props={"tags": TAGS, "encrypted": True})],
     ],
     "POL-004": [
         [lustre()],

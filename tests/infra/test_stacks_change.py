@@ -167,13 +167,16 @@ def protected_and_below(resources: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def still_costing(live: Live, rest: list[dict[str, Any]]) -> frozenset[str]:
-    """Ids of gateways, groups and clusters of this stack that AWS still has, less those that the state still knows."""
+    """Ids of gateways, machines, groups and clusters of this stack that AWS still has, less those that the state knows."""
     owner = {"Key": "lustrain:cluster", "Value": live.cluster.name}
     # Filtered here: the emulation gives every gateway of the region whatever tag is asked for.
     gateways = [one for one in live.client("ec2").describe_nat_gateways()["NatGateways"] if owner in one["Tags"]]
     running = {one["NatGatewayId"] for one in gateways if one["State"] not in ("deleted", "deleting")}
     groups = live.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
     running |= {one["AutoScalingGroupName"] for one in groups} & set(live.cluster.nodes.auto_scaling_groups)
+    if single := list(live.cluster.nodes.instances):
+        for answer in live.client("ec2").describe_instances(InstanceIds=single)["Reservations"]:
+            running |= {one["InstanceId"] for one in answer["Instances"] if one["State"]["Name"] != "terminated"}
     running |= set(live.client("eks").list_clusters()["clusters"]) & {live.cluster.kubernetes_cluster}
     clusters = live.client("sagemaker").list_clusters()["ClusterSummaries"]
     running |= {one["ClusterArn"] for one in clusters if one["ClusterName"] == live.cluster.nodes.hyperpod_cluster}
@@ -250,6 +253,8 @@ def test_the_end_leaves_what_holds_data_or_money_and_what_that_stands_on(courses
         expected.add("aws:fsx/lustreFileSystem:LustreFileSystem")
     if spec.storage.home:
         expected.add("aws:fsx/openZfsFileSystem:OpenZfsFileSystem")
+    if spec.scheduler:
+        expected.add("aws:ebs/volume:Volume")
     if any(group.capacity.create for group in spec.groups):
         expected.add("aws:ec2/capacityReservation:CapacityReservation")
     if any(group.capacity.mode == "training-plan" for group in spec.groups):

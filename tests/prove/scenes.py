@@ -24,12 +24,12 @@ class Scene:
 SCENES = (
     Scene(
         "stacks",
-        "Pulumi engine, AWS provider, policy pack: six stacks come up",
+        "Pulumi engine, AWS provider, policy pack: seven stacks come up",
         ("tests/infra/test_stacks.py",),
     ),
     Scene(
         "stack-changes",
-        "Pulumi engine, AWS provider: six stacks change, and end",
+        "Pulumi engine, AWS provider: seven stacks change, and end",
         ("tests/infra/test_stacks_change.py",),
     ),
     Scene(

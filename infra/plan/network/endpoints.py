@@ -38,7 +38,8 @@ def interface_services(spec: ClusterSpec) -> tuple[str, ...]:
     if spec.network.existing is not None or not spec.network.closed:
         return ()
     prometheus = ("aps-workspaces",) if spec.observability.prometheus else ()
-    secrets = ("secretsmanager",) if spec.backend == "hyperpod-slurm" and spec.slurm.accounting else ()
+    accounting = spec.backend == "hyperpod-slurm" and spec.slurm.accounting
+    secrets = ("secretsmanager",) if accounting or spec.controller else ()
     return (*ALWAYS, *BY_BACKEND[spec.backend], *prometheus, *secrets)
 
 

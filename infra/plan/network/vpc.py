@@ -155,7 +155,7 @@ def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
     holds ready for pods. File systems and interface endpoints come on top, in the cluster's zone; the NAT gateway and the
     control plane of EKS lie in other subnets.
     """
-    there = [group for group in spec.groups if spec.zone_of(group) == (zone_id or spec.zone_id)]
+    there = [group for group in spec.all_groups if spec.zone_of(group) == (zone_id or spec.zone_id)]
     nodes = sum(group.count * _addresses_of_node(spec, group) for group in there)
     if zone_id not in (None, spec.zone_id):
         return nodes

@@ -55,7 +55,7 @@ def _traits(spec: ClusterSpec, group: Group, kind: Instance, by_hand: bool) -> I
     words = " and ".join(f"{count} {DEVICES[device]} of {memory} GiB" for device, count, memory in devices)
     yield Trait(devices, words or "no accelerators", "take types with as many accelerators, and as much memory on each")
     by_default = group.image_id is None and kind.architecture in CANONICAL
-    family = image(group, kind).family if by_default else kind.architecture
+    family = image(spec, group, kind).family if by_default else kind.architecture
     yield Trait(family, f"images for {family}", "take types of one architecture and one maker of accelerators")
     layout = nics(kind, spec.network.nic_policy)
     words = f"network cards: {len(kind.cards)}, EFA interfaces: {kind.efa}"

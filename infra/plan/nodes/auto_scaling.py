@@ -68,6 +68,17 @@ clients follow newer kernels with delay.
 https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html,
 https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/."""
+IMAGES_WITH_SLURM = {
+    "nvidia": DefaultImage(
+        "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id", date(2026, 11, 26)
+    ),
+    "neuron": IMAGES["neuron"],
+    "ubuntu": DefaultImage(
+        "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id", date(2026, 11, 26)
+    ),
+}
+"""Of clusters with a scheduler: nodes join it as dynamic nodes, which Slurm knows since 22.05, and Ubuntu 22.04 packages 21.08,
+24.04 has 23.11 (https://slurm.schedmd.com/dynamic_nodes.html, https://launchpad.net/ubuntu/+source/slurm-wlm)."""
 IMAGE_FACTS_LAST = timedelta(days=365)
 """How old `seen` may be before preflight speaks of it; our own line."""
 CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
@@ -182,7 +193,7 @@ def _node_group(spec: ClusterSpec, place: Place, group: Group, kind: Instance, n
         count=group.count,
         # A block begins at its own time: until then no launch succeeds, and the group must not be in breach.
         min_size=0 if group.capacity.mode == "capacity-block" else group.count,
-        image=image(group, kind),
+        image=image(spec, group, kind),
         interfaces=interfaces(nics(kind, spec.network.nic_policy)),
         cpu=cpu(group, kind),
         root_volume_gib=group.root_volume_gib,
@@ -209,14 +220,20 @@ def interfaces(layout: tuple[Nic, ...]) -> tuple[Interface, ...]:
     )
 
 
-def image(group: Group, kind: Instance) -> Image:
+def image(spec: ClusterSpec, group: Group, kind: Instance) -> Image:
     """Return the image of a group: the user's, or the newest one for the type's accelerator and architecture."""
     family = _family(kind)
-    name = f"{family}-{kind.architecture.replace('_', '-')}"
+    default = default_images(spec)[family]
+    newer = "" if default is IMAGES[family] else "-24-04"
+    name = f"{family}{newer}-{kind.architecture.replace('_', '-')}"
     if group.image_id:
         return Image(name, id=group.image_id, root_device=None)
     arch = CANONICAL[kind.architecture] if family == "ubuntu" else kind.architecture
-    return Image(name, parameter=IMAGES[family].parameter.format(arch=arch))
+    return Image(name, parameter=default.parameter.format(arch=arch))
+
+
+def default_images(spec: ClusterSpec) -> Mapping[str, DefaultImage]:
+    return IMAGES_WITH_SLURM if spec.scheduler else IMAGES
 
 
 def cpu(group: Group, kind: Instance) -> Cpu | None:

@@ -16,9 +16,10 @@ from types import MappingProxyType
 
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
-from infra.plan.nodes.document import node_document
+from infra.plan.nodes.document import node_document, node_groups
 from lustrain.problem import Problem, UserError, problem
 from node_setup.pack import NAME, archive
+from node_setup.slurm import dynamic
 
 PROGRAM = Path(__file__).parents[2]
 FOLDER = PROGRAM / "lifecycle"
@@ -32,6 +33,8 @@ ON_CREATE = "on_create.sh"
 AGENT = NAME
 DOCUMENT = "tuning.json"
 """The node document; the agent looks for it beside itself."""
+SLURM = "slurm.json"
+"""With a scheduler: what nodes have to know of their Slurm, beside the node document."""
 NODE_FILES = "root"
 """Folder of files that node.sh copies under the node's root, at the same paths."""
 MAX_BYTES = 64 * 1024 * 1024
@@ -78,8 +81,16 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
     and what node.sh copies under each node's root. `region` is needed where there is a proxy."""
     document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
     for_root = {f"{NODE_FILES}/{path}": content for path, content in proxy.files(spec, region).items()}
+    slurm = {SLURM: slurm_document(spec)} if spec.controller else {}
     users = {ON_CONFIGURED: script} if (script := user_script(spec)) is not None else {}
-    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii"), **for_root, **users})
+    return gathered(
+        folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii"), **slurm, **for_root, **users}
+    )
+
+
+def slurm_document(spec: ClusterSpec) -> bytes:
+    assert spec.scheduler is not None
+    return json.dumps(dynamic.document(spec.name, node_groups(spec), spec.scheduler.settings)).encode("ascii")
 
 
 def user_script(spec: ClusterSpec) -> bytes | None:

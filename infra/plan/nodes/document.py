@@ -17,8 +17,12 @@ NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 
 def node_document(spec: ClusterSpec) -> dict[str, Any]:
     """`lustrain.cluster.node_document` of the cluster that this spec will become."""
-    groups = {group.name: node_group(spec, group) for group in spec.groups}
-    return described(spec.name, spec.backend, groups, file_system(spec, NOT_YET), spec.tuning)
+    return described(spec.name, spec.backend, node_groups(spec), file_system(spec, NOT_YET), spec.tuning)
+
+
+def node_groups(spec: ClusterSpec) -> dict[str, NodeGroup]:
+    """Return all groups by name, Slurm's controller among them."""
+    return {group.name: node_group(spec, group) for group in spec.all_groups}
 
 
 def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
@@ -37,7 +41,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         other_types=(mixed.types[1:] or None) if mixed else None,
         by_hand=group.ec2_type in spec.instance_types or None,
         partition=(group.partition or group.name)
-        if spec.backend == "hyperpod-slurm" and group.role == "worker"
+        if (spec.backend == "hyperpod-slurm" or spec.controller) and group.role == "worker"
         else None,
         labels=group.labels,
         taints=group.taints,

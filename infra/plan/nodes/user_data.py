@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.clients import lustre_interfaces, module_options
+from infra.plan.nodes.controller import host
 from infra.plan.nodes.document import node_document
 from infra.plan.nodes.proxy import environment
 from infra.plan.place import Place, runs_uri
@@ -24,8 +26,28 @@ MAX_BYTES = 16 * 1024
 """EC2's limit before base64 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html); ours is on the base64."""
 
 
+DUTIES = {"controller": "controller", "worker": "compute", "login": "client"}
+"""What a node does for Slurm, by the role of its group."""
+
+
+@dataclass(frozen=True)
+class SlurmIds:
+    """What AWS gave the parts of Slurm's controller that outlive its instance."""
+
+    address: str
+    munge_secret: str
+    state_volume: str
+
+
 def facts(
-    spec: ClusterSpec, place: Place, group: Group, *, queue_url: str = "", lustre: bool, home: bool
+    spec: ClusterSpec,
+    place: Place,
+    group: Group,
+    *,
+    queue_url: str = "",
+    lustre: bool,
+    home: bool,
+    slurm: SlurmIds | None = None,
 ) -> dict[str, Any]:
     """Return the description of a node and its cluster that is written to /etc/lustrain/node.json."""
     kind = spec.node_of(group)
@@ -45,6 +67,17 @@ def facts(
         "lustre": config.mount_path if lustre and config else None,
         "home": spec.storage.home.mount_path if home and spec.storage.home else None,
         "interruption_queue": queue_url or None,
+        "slurm": _slurm(spec, group, slurm) if slurm else None,
+    }
+
+
+def _slurm(spec: ClusterSpec, group: Group, ids: SlurmIds) -> dict[str, Any]:
+    return {
+        "duty": DUTIES[group.role],
+        "host": host(spec),
+        "address": ids.address,
+        "munge_secret": ids.munge_secret,
+        "state_volume": ids.state_volume if group.role == "controller" else None,
     }
 
 
@@ -58,11 +91,12 @@ def user_data(
     home_dns: str = "",
     bundle_uri: str = "",
     queue_url: str = "",
+    slurm: SlurmIds | None = None,
 ) -> str:
     """Return the script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
     config, home = spec.storage.lustre, spec.storage.home
     options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
-    known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
+    known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns), slurm=slurm)
     head = [
         "#!/bin/bash",
         f"# First boot of a node of cluster {spec.name}, group {group.name}; written by Lustrain.",

@@ -1,7 +1,7 @@
 """A cluster's logs, alarms and dashboard as data; an id that exists only after `up` is named by its subject.
 
-A subject is what an alarm watches: `cluster`, `lustre`, `home`, `nat`, `queue`, `dead letters`, or `group:<name>` for a
-group's Auto Scaling group.
+A subject is what an alarm watches: `cluster`, `lustre`, `home`, `nat`, `queue`, `dead letters`, `controller`, or
+`group:<name>` for a group's Auto Scaling group.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ MINUTE = 60
 HOUR = 3600
 GANG_MINUTES = 15
 """A node group may take this long to come together before somebody should look."""
+CONTROLLER_MINUTES = 10
+"""EC2's own recovery and a new controller's boot take less."""
 UNREAD_MINUTES = 10
 """A notice that lay this long was not read: a spot notice gives two minutes."""
 COUNTED_GROUPS = 9
@@ -106,6 +108,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         *([_home_alarm(spec)] if spec.storage.home else []),
         *(_incomplete_group_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
         *([] if spec.hyperpod else [_boot_alarm(spec)]),
+        *([_controller_alarm(spec)] if spec.controller else []),
         *_nat_alarms(spec),
         _dead_letters_alarm(spec),
         *([_queue_alarm(spec, groups)] if spec.alarms.unread_notices else []),
@@ -253,6 +256,26 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
         expression="1 * failed",
         label="boots that failed",
         mails_end=False,
+    )
+
+
+def _controller_alarm(spec: ClusterSpec) -> Alarm:
+    """Return the alarm on the controller's machine: EC2 recovers it from faulty hardware by itself within minutes, and not from
+    what its own system does (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html)."""
+    return Alarm(
+        name=f"{spec.name}-controller-down",
+        subject="controller",
+        description=(
+            f"Slurm's controller has failed EC2's status checks, or told nothing, for {CONTROLLER_MINUTES} minutes. "
+            "Running jobs go on; none starts, and none that fails starts again. First: aws ec2 reboot-instances "
+            "--instance-ids {id}. If that does not help: pulumi up --target-replace with the URN of the instance makes "
+            "it anew with its address and state"
+        ),
+        metrics=(Metric("failed", "AWS/EC2", "StatusCheckFailed", "Maximum", "InstanceId"),),
+        expression="1 * failed",
+        label="failed status checks of the controller",
+        periods=CONTROLLER_MINUTES,
+        missing="breaching",
     )
 
 

@@ -62,7 +62,7 @@ def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="servicequotas:ListServiceQuotas",
 )
 def vcpu_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    wanted = [vcpus for group in spec.groups for vcpus in _vcpus(spec, group)] if spec.backend == "ec2" else []
+    wanted = [vcpus for group in spec.all_groups for vcpus in _vcpus(spec, group)] if spec.backend == "ec2" else []
     if not wanted:
         return
     quotas = quotas_of(aws, "ec2")
@@ -216,7 +216,7 @@ def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, facts in known_groups(spec):
         if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
             continue
-        parameter = image(group, facts).parameter
+        parameter = image(spec, group, facts).parameter
         if answered("ParameterNotFound", aws.ssm.get_parameter, Name=str(parameter)) is None:
             message = f"AWS names no image for {group.ec2_type} in {aws.region}: {parameter} does not exist"
             yield finding(f"{path}.image_id", message, "set it to an image of yours")
@@ -276,7 +276,7 @@ def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
     facts = spec.node_of(group)
     assert facts is not None, "only called for known types"
     wanted = market(group, facts)
-    picture = image(group, facts)
+    picture = image(spec, group, facts)
     request: dict[str, Any] = {
         "InstanceType": group.ec2_type,
         "MinCount": group.count,

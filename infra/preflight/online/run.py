@@ -14,7 +14,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, suppress
-from infra.preflight.online import access, capacity, instances, leftovers, network, storage
+from infra.preflight.online import access, capacity, instances, leftovers, network, scheduler, storage
 from infra.preflight.online.client import WHOLE, Aws, NotAwsError, ask, code_of, unknown
 from infra.preflight.report import UNREACHED
 from infra.preflight.rule import Context, Rule
@@ -22,7 +22,15 @@ from lustrain.problem import Problem, UserError
 
 ONLINE: Mapping[str, Rule] = {
     rule.code: rule
-    for family in (instances.RULES, capacity.RULES, network.RULES, storage.RULES, access.RULES, leftovers.RULES)
+    for family in (
+        instances.RULES,
+        scheduler.RULES,
+        capacity.RULES,
+        network.RULES,
+        storage.RULES,
+        access.RULES,
+        leftovers.RULES,
+    )
     for rule in family
 }
 AT_ONCE = 8

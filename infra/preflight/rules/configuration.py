@@ -121,7 +121,8 @@ def ec2_group_min_count(spec: ClusterSpec, context: Context) -> Problems:
 def key_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         for key, backends in ONLY_WITH_GROUP.items():
-            if spec.backend not in backends and _set(group, key) and getattr(group, key) not in (None, (), {}):
+            useless = spec.backend not in backends and not (key == "partition" and spec.controller)
+            if useless and _set(group, key) and getattr(group, key) not in (None, (), {}):
                 yield finding(f"{path}.{key}", _no_effect(spec, backends), "remove it")
 
 

@@ -57,7 +57,8 @@ def roles(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if group.role != "worker":
             message = f"{group.role!r} has no meaning with backend {spec.backend}"
-            yield finding(f"{path}.role", message, "remove the group, or choose backend: hyperpod-slurm")
+            own = " (scheduler: {type: slurm} makes a controller)" if spec.backend == "ec2" else ""
+            yield finding(f"{path}.role", message, f"remove the group{own}, or choose backend: hyperpod-slurm")
 
 
 @RULES.add("HYP-004", "HyperPod offers the instance type.", TYPES)

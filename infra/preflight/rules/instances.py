@@ -9,8 +9,7 @@ from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.alike import differences
-from infra.plan.nodes.auto_scaling import CANONICAL, IMAGE_FACTS_LAST, image
-from infra.plan.nodes.auto_scaling import IMAGES as DEFAULT_IMAGES
+from infra.plan.nodes.auto_scaling import CANONICAL, IMAGE_FACTS_LAST, default_images, image
 from infra.plan.nodes.nics import nics
 from infra.preflight.rule import Context, Family, Problems, group_types, groups, known_groups, listed
 from lustrain.problem import Problem, did_you_mean
@@ -45,7 +44,7 @@ def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def described_types(spec: ClusterSpec, context: Context) -> Problems:
-    used = {kind for group in spec.groups for kind in group.ec2_types}
+    used = {kind for group in spec.all_groups for kind in group.ec2_types}
     for name in spec.instance_types:
         if name not in used:
             yield finding(f"instance_types.{name}", "no group has this type", "remove it, or correct the name")
@@ -243,10 +242,10 @@ def image_without_efa(spec: ClusterSpec, context: Context) -> Problems:
 )
 def old_image_facts(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in _with_default_image(spec):
-        known = DEFAULT_IMAGES[_family(group, facts)]
+        known = default_images(spec)[_family(spec, group, facts)]
         today = context.now and context.now.astimezone(UTC).date()
         if today and today - known.seen > IMAGE_FACTS_LAST:
-            parameter = image(group, facts).parameter
+            parameter = image(spec, group, facts).parameter
             message = f"{parameter} was last looked up on {known.seen}: AWS may have ended it since"
             yield finding(f"{path}.image_id", message, "ask AWS: fab preflight --online; or name an image")
 
@@ -258,14 +257,14 @@ def _with_default_image(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instanc
             yield path, group, facts
 
 
-def _family(group: Group, facts: Instance) -> str:
-    return image(group, facts).family.partition("-")[0]
+def _family(spec: ClusterSpec, group: Group, facts: Instance) -> str:
+    return image(spec, group, facts).family.partition("-")[0]
 
 
 def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
     """Path, group, kind of image and what that lacks, for each worker group on EC2 that has a default image."""
     for path, group, facts in _with_default_image(spec):
-        family = _family(group, facts)
+        family = _family(spec, group, facts)
         if lacks := list(_lacks(spec, facts, family)):
             yield path, group, family, lacks
 

@@ -18,7 +18,7 @@ RULES = Family()
 
 @RULES.add("TUN-001", "Profiles name existing groups.", "lustrain/cluster.py")
 def profile_of_unknown_group(spec: ClusterSpec, context: Context) -> Problems:
-    names = [group.name for group in spec.groups]
+    names = [group.name for group in spec.all_groups]
     for name in spec.tuning.profiles:
         if name not in names:
             fix = f"name one of {listed(names)}, or remove it"

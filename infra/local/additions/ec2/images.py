@@ -15,6 +15,8 @@ from functools import cache
 from typing import Any
 
 from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import Ami
 from moto.ssm.models import Parameter, ParameterDict, ssm_backends
 
 from infra.local.additions.wrapping import around
@@ -42,7 +44,9 @@ def install() -> None:
         original(self, key)
         name = str(key or "")
         if _is_documented(name) and not dict.__contains__(self, name):
-            dict.__setitem__(self, name, [_parameter(self.account_id, self.region_name, name)])
+            parameter = _parameter(self.account_id, self.region_name, name)
+            dict.__setitem__(self, name, [parameter])
+            _describe(self.account_id, self.region_name, name, parameter.value)
 
 
 def resolve_image(backend: Any, image: str) -> str | None:
@@ -56,6 +60,23 @@ def _is_documented(name: str) -> bool:
     if not any(pattern.fullmatch(name) for pattern in _PATTERNS):
         return False
     return "/deeplearning/" not in name or _FAMILIES.fullmatch(name.split("/")[6]) is not None
+
+
+def _describe(account: str, region: str, name: str, image_id: str) -> None:
+    """Let DescribeImages know the image, as who launches a single instance asks for its root device."""
+    backend = ec2_backends[account][region]
+    backend.amis[image_id] = Ami(
+        backend,
+        image_id,
+        name=name,
+        owner_alias="amazon",
+        public=True,
+        virtualization_type="hvm",
+        architecture="arm64" if "arm64" in name else "x86_64",
+        hypervisor="xen",
+        root_device_type="ebs",
+        region_name=f"{region}a",
+    )
 
 
 def _parameter(account: str, region: str, name: str) -> Any:

@@ -1,0 +1,37 @@
+"""SLM 1xx: what AWS knows of the images of a cluster with a Slurm of its own."""
+
+from __future__ import annotations
+
+import re
+
+from infra.config import ClusterSpec
+from infra.finding import finding
+from infra.preflight.online.client import Aws, answered
+from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rules.scheduler import named_images
+
+OLD_UBUNTU = re.compile(r"(?i)bionic|focal|jammy|ubuntu.*\b(18|20|22)\.04")
+"""Their packages are of Slurm 17.11, 19.05 and 21.08 (https://launchpad.net/ubuntu/+source/slurm-wlm)."""
+RULES = Family()
+
+
+@RULES.add(
+    "SLM-101",
+    "Named images exist, and are not of an Ubuntu whose Slurm has no dynamic nodes: those came with 22.05.",
+    "https://slurm.schedmd.com/dynamic_nodes.html",
+    level="warning",
+    permission="ec2:DescribeImages",
+)
+def old_slurm(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for path, image_id in named_images(spec).items():
+        if image_id is None:
+            continue
+        answer = answered("InvalidAMIID", aws.ec2.describe_images, ImageIds=[image_id])
+        name = next((image.get("Name", "") for image in answer["Images"]), None) if answer else None
+        if name is None:
+            message = f"{image_id} is not there, or not yours to use, in {aws.region}"
+            yield finding(path, message, "copy it to the region, share it, or remove the key", level="error")
+        elif OLD_UBUNTU.search(name):
+            message = f"{name} is of an Ubuntu whose own Slurm has no dynamic nodes"
+            fix = "take one of Ubuntu 24.04, or suppress this if it has a newer Slurm of yours"
+            yield finding(path, message, fix)

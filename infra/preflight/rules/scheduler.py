@@ -1,0 +1,74 @@
+"""SLM: a Slurm of the stack's own, on EC2."""
+
+from __future__ import annotations
+
+from infra.config import CONTROLLER, ClusterSpec
+from infra.finding import finding
+from infra.plan.nodes.auto_scaling import CANONICAL
+from infra.plan.nodes.controller import TYPE_KEY
+from infra.preflight.rule import Context, Family, Problems, groups
+
+OURS = "infra/plan/nodes/controller.py"
+CONF = "https://slurm.schedmd.com/slurm.conf.html"
+TAKEN = {
+    CONTROLLER: "the group of Slurm's controller",
+    "default": "a word of slurm.conf",
+    "all": "a word of slurm.conf",
+}
+"""Names with a meaning of their own beside those of groups and partitions (CONF: PartitionName, Nodes)."""
+RULES = Family()
+
+
+@RULES.add("SLM-001", "A scheduler of the stack's own comes with backend ec2 only.", OURS)
+def backend(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.scheduler and spec.hyperpod:
+        own = "which has a Slurm already" if spec.backend == "hyperpod-slurm" else "where Kubernetes schedules"
+        yield finding(
+            "scheduler", f"has no effect with backend {spec.backend}, {own}", "remove it, or take backend: ec2"
+        )
+
+
+@RULES.add(
+    "SLM-002", "Groups and partitions have none of the names that Slurm or its controller takes.", CONF, essential=True
+)
+def names(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec) if spec.controller else ():
+        for key, name in {"name": group.name, "partition": group.partition}.items():
+            if name in TAKEN:
+                yield finding(f"{path}.{key}", f"{name} is {TAKEN[name]}", "take another name")
+
+
+@RULES.add("SLM-003", "The controller runs Linux on a processor that there is an image for.", OURS, essential=True)
+def architecture(spec: ClusterSpec, context: Context) -> Problems:
+    kind = spec.node_of(spec.controller) if spec.controller else None
+    if kind and kind.architecture not in CANONICAL:
+        yield finding(TYPE_KEY, f"{kind.name} is {kind.architecture}", "take a type like m7i.large or m7g.large")
+
+
+@RULES.add("SLM-004", "The controller has no accelerators: it runs no jobs.", OURS, judgement=True)
+def idle_accelerators(spec: ClusterSpec, context: Context) -> Problems:
+    kind = spec.node_of(spec.controller) if spec.controller else None
+    if kind and kind.accelerators:
+        message = f"{kind.name} has accelerators, which no job can use on the controller"
+        yield finding(TYPE_KEY, message, "take a type like m7i.large")
+
+
+@RULES.add(
+    "SLM-005",
+    "In a closed network, images bring Slurm themselves: nodes install it from Ubuntu's archive.",
+    OURS,
+    judgement=True,
+)
+def nowhere_to_install_from(spec: ClusterSpec, context: Context) -> Problems:
+    for path, image_id in named_images(spec).items() if spec.network.closed else ():
+        if image_id is None:
+            message = "the default image has no Slurm, and a closed network nothing to install it from"
+            yield finding(path, message, "name an image with slurm-wlm and munge in it, of Slurm 22.05 or newer")
+
+
+def named_images(spec: ClusterSpec) -> dict[str, str | None]:
+    """Return the image that each group and the controller name, by the key's path; empty without a controller."""
+    if not spec.controller:
+        return {}
+    images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
+    return {**images, "scheduler.controller.image_id": spec.controller.image_id}

@@ -1,0 +1,163 @@
+"""A Slurm of the stack's own on EC2: what its nodes are told, who may touch its key, and what outlives its controller."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from infra.local.mocks import Recorder
+from infra.plan.deployer_policy import deployer_policy
+from infra.plan.nodes.auto_scaling import IMAGES_WITH_SLURM
+from infra.plan.nodes.user_data import SlurmIds, facts
+from infra.plan.roles import roles
+from infra.plan.stack import Plan
+from infra.preflight.change import Effect
+from infra.preflight.explain import explain, explain_bundle
+from infra.preflight.offline import run_offline
+from lustrain.cluster import parse
+from lustrain.problem import UserError
+from tests.infra.edits import GONE, place, spec_of
+from tests.infra.mistakes import NODE_ROLE, PROFILE, SLURM, SPOT
+from tests.infra.registered import Registered, built, waits_for
+
+STACK = "ec2-slurm-g6e"
+IDS = SlurmIds("10.0.64.10", "arn:aws:secretsmanager:us-east-1:123456789012:secret:s", "vol-0123456789abcdef0")
+INSTANCE, VOLUME = "aws:ec2/instance:Instance", "aws:ebs/volume:Volume"
+INTERFACE, SECRET = "aws:ec2/networkInterface:NetworkInterface", "aws:secretsmanager/secret:Secret"
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Registered, dict[str, Any]]:
+    return built(STACK, {}, Recorder("us-east-1"))
+
+
+def secrets(statements: list[dict[str, Any]]) -> set[str]:
+    return {action for one in statements for action in one["Action"] if action.startswith("secretsmanager:")}
+
+
+def test_nodes_hear_their_duty_and_only_the_controller_its_volume() -> None:
+    spec = spec_of(STACK, {})
+    assert spec.controller
+    told = {
+        group.name: facts(spec, place(STACK), group, lustre=False, home=False, slurm=IDS)["slurm"]
+        for group in (spec.controller, *spec.workers)
+    }
+    shared = {"host": "slurm-g6e-controller", "address": IDS.address, "munge_secret": IDS.munge_secret}
+    assert told["controller"] == {"duty": "controller", **shared, "state_volume": IDS.state_volume}
+    assert told["train"] == {"duty": "compute", **shared, "state_volume": None}
+
+
+def test_nodes_only_read_the_munge_key_and_the_deployer_never() -> None:
+    spec = spec_of(STACK, {})
+    found = {role.key: role for role in roles(spec, place(STACK))}
+    read, write = "secretsmanager:GetSecretValue", "secretsmanager:PutSecretValue"
+    assert {key: secrets(role.policy["Statement"]) for key, role in found.items() if role.policy} == {
+        "node": {read},
+        "controller": {read, write},
+    }
+    assert not {read, write} & secrets(deployer_policy(spec, place(STACK))["Statement"])
+    own = spec_of(STACK, {"access": {"node_role": NODE_ROLE, "instance_profile": PROFILE}})
+    (only,) = roles(own, place(STACK))
+    assert only.policy
+    assert secrets(only.policy["Statement"]) == {read, write}
+
+
+def test_address_state_and_key_are_no_part_of_the_instance(made: tuple[Registered, dict[str, Any]]) -> None:
+    resources, outputs = made
+    instance, volume = resources.only(INSTANCE), resources.only(VOLUME)
+    assert (instance.deleteBeforeReplace, list(instance.ignoreChanges), instance.protect) == (True, ["ami"], False)
+    assert (volume.protect, volume.retainOnDelete) == (True, True)
+    (sent,), (secret,), (disk,) = (resources.of(kind).values() for kind in (INSTANCE, SECRET, VOLUME))
+    assert sent["networkInterfaces"] == [{"deviceIndex": 0, "networkInterfaceId": "slurm-g6e-controller-address-id"}]
+    assert sent["userDataReplaceOnChange"] is True
+    assert (disk["encrypted"], disk["size"]) == (True, 20)
+    assert not any(kind.startswith("aws:secretsmanager/secretVersion") for kind in resources.kinds)
+    assert "secretString" not in secret
+    script = base64.b64decode(sent["userDataBase64"]).decode()
+    assert [text for text in ('"duty": "controller"', "slurm-g6e-controller-state-id") if text not in script] == []
+    assert outputs["controller"] == "i-0123456789abcdef0"
+    assert outputs["slurmState"] == "slurm-g6e-controller-state-id"
+
+
+def test_the_controller_waits_for_its_first_minute(made: tuple[Registered, dict[str, Any]]) -> None:
+    waited = waits_for(made[0].only(INSTANCE))
+    assert {"slurm-g6e-controller", "slurm-g6e-system", "slurm-g6e-private-default"} <= waited
+
+
+def test_the_cluster_names_controller_instance_and_partitions() -> None:
+    edits = {"scheduler.settings": {"SlurmdTimeout": "120"}, "scheduler.account": "nlp", "groups.0.partition": "gpu"}
+    cluster = parse(built(STACK, edits, Recorder("us-east-1"))[1]["cluster"])
+    assert cluster.slurm
+    assert (cluster.slurm.controller, cluster.slurm.account) == ("10.0.64.10", "nlp")
+    assert cluster.slurm.settings == {"SlurmdTimeout": "120"}
+    assert cluster.nodes.instances == ("i-0123456789abcdef0",)
+    assert {name: (group.role, group.partition) for name, group in cluster.groups.items()} == {
+        "train": ("worker", "gpu"),
+        "controller": ("controller", None),
+    }
+
+
+def test_default_images_have_a_slurm_with_dynamic_nodes() -> None:
+    for edits, arch in (({}, "amd64"), ({"scheduler.controller.type": "m7g.large"}, "arm64")):
+        plan = Plan(spec_of(STACK, edits), place(STACK))
+        assert plan.controller
+        assert plan.controller.image.parameter == IMAGES_WITH_SLURM["ubuntu"].parameter.format(arch=arch)
+        assert [group.image.family for group in plan.node_groups] == ["nvidia-24-04-x86-64"]
+    assert Plan(spec_of(SPOT, {}), place(SPOT)).node_groups[0].image.family == "nvidia-x86-64"
+
+
+def test_a_scheduler_elsewhere_is_an_error_and_makes_no_controller() -> None:
+    spec = spec_of(SLURM, {"scheduler": {"type": "slurm"}})
+    assert [one.path for one in run_offline(spec, place(SLURM)) if one.code == "SLM-001"] == ["scheduler"]
+    plan = Plan(spec, place(SLURM))
+    assert (plan.controller, [role.key for role in plan.roles]) == (None, ["node"])
+    assert "slurm.json" not in {file.path for file in plan.bundle.files}
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        ({"scheduler.type": "pbs"}, "scheduler.type"),
+        ({"scheduler.controller.state_gib": 0}, "scheduler.controller.state_gib"),
+        ({"scheduler.settings": {"SlurmctldHost": "me"}}, "scheduler.settings"),
+    ],
+)
+def test_a_scheduler_of_no_known_form_is_one_line(edits: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        spec_of(STACK, edits)
+    (line,) = caught.value.problems
+    assert said in line
+
+
+CHANGES: list[tuple[str, Any, Effect]] = [
+    ("scheduler", GONE, Effect.IMPOSSIBLE),
+    ("scheduler.controller.type", "m7i.xlarge", Effect.REPLACES_NODES),
+    ("scheduler.controller.type", "m7g.large", Effect.IMPOSSIBLE),
+    ("scheduler.controller.state_gib", 40, Effect.IN_PLACE),
+    ("scheduler.controller.state_gib", 10, Effect.IMPOSSIBLE),
+    ("scheduler.settings", {"SlurmdTimeout": "120"}, Effect.NEW_NODES),
+    ("scheduler.qos", "high", Effect.IN_PLACE),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "effect"), CHANGES)
+def test_changes_of_a_scheduler_are_told(key: str, value: Any, effect: Effect) -> None:
+    (change,) = explain(spec_of(STACK, {}), spec_of(STACK, {key: value}))
+    assert (change.path, change.effect) == (key, effect)
+
+
+def test_a_scheduler_that_comes_is_for_new_nodes_and_a_bundle_renews_it() -> None:
+    (change,) = explain(spec_of(STACK, {"scheduler": GONE}), spec_of(STACK, {}))
+    assert (change.path, change.effect) == ("scheduler", Effect.NEW_NODES)
+    effects = [change.effect for change in explain_bundle("a", "b", controller=True)]
+    assert effects == [Effect.REPLACES_NODES, Effect.NEW_NODES]
+
+
+def test_slurm_json_is_a_part_of_the_bundle_that_counts_leave_alone() -> None:
+    plans = [Plan(spec_of(STACK, {"groups.0.count": count}), place(STACK)).bundle for count in (4, 8)]
+    (document,) = (file.content for file in plans[0].files if file.path == "slurm.json")
+    assert json.loads(document)
+    assert plans[0].sha == plans[1].sha, "a controller would be made anew for another count"
