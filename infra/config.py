@@ -36,6 +36,7 @@ CONTROLLER_ROOT_GIB = 100
 Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2"]
 DraEvent = Literal["NEW", "CHANGED", "DELETED"]
 NicPolicy = Literal["addresses", "bandwidth"]
+HomeType = Literal["openzfs", "efs"]
 Days = Annotated[int, Field(ge=1, le=3650)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "a plain absolute path", "/fsx")]
@@ -157,13 +158,31 @@ class Lustre(Section):
     existing: ExistingLustre | None = None
 
 
-class Home(Section):
-    """An FSx for OpenZFS file system for home folders."""
+class ExistingHome(Section):
+    """A file system of the user's, of the type that `home.type` says; it is mounted and never changed."""
 
+    id: Annotated[str, id_of("fs", "a file system")]
+    dns_name: Annotated[
+        str, like(r"[A-Za-z0-9.-]+", "a host's name", "fs-0123456789abcdef0.efs.us-east-1.amazonaws.com")
+    ]
+    security_group_id: Annotated[str, id_of("sg", "a security group")]
+
+
+class Home(Section):
+    """A file system for home folders: FSx for OpenZFS, or EFS."""
+
+    type: HomeType = "openzfs"
     capacity_gib: Annotated[int, Field(ge=64, le=524_288)] = 256
+    """OpenZFS only; EFS grows and shrinks by itself."""
     throughput_mb_s: Positive = 160
+    """OpenZFS only."""
+    backup: bool = True
+    """EFS only: AWS Backup keeps a copy of each day for 35 days. OpenZFS always keeps those of 7 days."""
+    infrequent_access_days: Literal[1, 7, 14, 30, 60, 90, 180, 270, 365] | None = 30
+    """EFS only: a file that nobody has read for so long moves to cheaper storage until its next read; null: never."""
     mount_path: AbsolutePath = "/home"
-    """On EC2 what the image has there is copied before it is hidden."""
+    """What the image has there is copied before it is hidden."""
+    existing: ExistingHome | None = None
 
 
 class Storage(Section):

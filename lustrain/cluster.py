@@ -183,7 +183,7 @@ class FileSystem(Section):
 
 
 class HomeSystem(Section):
-    """An OpenZFS file system for homes, mounted over NFS."""
+    """A file system for homes, OpenZFS or EFS, mounted over NFS."""
 
     id: str
     dns_name: MountWord

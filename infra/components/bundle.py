@@ -7,7 +7,7 @@ from pathlib import Path
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.nodes.bundle import Bundle, BundleFile
+from infra.plan.nodes.bundle import HOME_DNS, HOME_MOUNT, Bundle, BundleFile
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
 from node_setup.pack import BUILD
@@ -30,15 +30,25 @@ class LifecycleBundle(pulumi.ComponentResource):
         name: str,
         bundle: Bundle,
         bucket: pulumi.Input[str],
+        *,
+        home_dns: pulumi.Output[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """`home_dns` is for a bundle that mounts homes."""
         super().__init__("lustrain:infra:LifecycleBundle", name, None, opts)
         for file in bundle.files:
+            text, asset = None, None
+            if file.path == HOME_MOUNT and home_dns is not None:
+                before, after = file.content.decode("ascii").split(HOME_DNS)
+                text = pulumi.Output.concat(before, home_dns, after)
+            else:
+                asset = pulumi.FileAsset(str(file.source or written(file)))
             aws.s3.BucketObjectv2(
                 f"{name}-{bundle.sha}-{file.path}",
                 bucket=bucket,
                 key=bundle.key(file),
-                source=pulumi.FileAsset(str(file.source or written(file))),
+                source=asset,
+                content=text,
                 source_hash=file.sha256,
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )

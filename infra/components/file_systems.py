@@ -1,16 +1,17 @@
-"""The FSx file systems: Lustre with its log group and its links to S3, and OpenZFS for home folders."""
+"""The file systems: FSx for Lustre with its log group and its links to S3, and OpenZFS or EFS for home folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pulumi
-from pulumi_aws import cloudwatch, fsx
+from pulumi_aws import cloudwatch, efs, fsx
 
 from infra.catalog.fsx import VERSION
 from infra.config import ExistingLustre
 from infra.plan.storage.associations import AssociationPlan
-from infra.plan.storage.home import HomePlan
+from infra.plan.storage.home import EfsPlan, OpenZfsPlan
 from infra.plan.storage.lustre import LustrePlan
 
 LINK_TIMEOUT = "60m"
@@ -144,7 +145,7 @@ class LustreSystem(pulumi.ComponentResource):
 
 
 class OpenZfsHome(pulumi.ComponentResource):
-    """The file system of a HomePlan; it is protected and outlives the stack. Mounted over NFS from `dns_name`:/fsx."""
+    """The file system of an OpenZfsPlan; it is protected and outlives the stack. Mounted over NFS from `dns_name`:/fsx."""
 
     id: pulumi.Output[str]
     dns_name: pulumi.Output[str]
@@ -153,7 +154,7 @@ class OpenZfsHome(pulumi.ComponentResource):
     def __init__(
         self,
         name: str,
-        plan: HomePlan,
+        plan: OpenZfsPlan,
         *,
         subnet_id: pulumi.Input[str],
         security_group_ids: Sequence[pulumi.Input[str]],
@@ -184,3 +185,65 @@ class OpenZfsHome(pulumi.ComponentResource):
         self.dns_name = system.dns_name
         self.arn = system.arn
         self.register_outputs({"id": self.id, "dns_name": self.dns_name, "arn": self.arn})
+
+
+class EfsHome(pulumi.ComponentResource):
+    """The file system of an EfsPlan, and its mount targets; mounted over NFS from `dns_name`:/.
+
+    The file system is protected and outlives the stack, with its backups. Mount targets hold no data and go with the nodes; a
+    zone has one at most, so that a changed one is deleted first.
+    """
+
+    id: pulumi.Output[str]
+    dns_name: pulumi.Output[str]
+
+    def __init__(
+        self,
+        name: str,
+        plan: EfsPlan,
+        *,
+        subnet_ids: Mapping[str, pulumi.Input[str]],
+        security_group_ids: Sequence[pulumi.Input[str]],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`subnet_ids` by zone id."""
+        super().__init__("lustrain:infra:EfsHome", name, None, opts)
+        policy = efs.FileSystemLifecyclePolicyArgs
+        moves = [
+            policy(transition_to_ia=plan.to_infrequent_access),
+            policy(transition_to_primary_storage_class="AFTER_1_ACCESS"),
+        ]
+        system = efs.FileSystem(
+            f"{name}-system",
+            encrypted=True,
+            throughput_mode=plan.throughput,
+            lifecycle_policies=moves if plan.to_infrequent_access else [],
+            tags={"Name": f"{name}-home"},
+            opts=pulumi.ResourceOptions(parent=self, protect=True, retain_on_delete=True),
+        )
+        efs.BackupPolicy(
+            f"{name}-backup",
+            file_system_id=system.id,
+            backup_policy=efs.BackupPolicyBackupPolicyArgs(status="ENABLED" if plan.backup else "DISABLED"),
+            # Its end would switch the backups off, while the file system stays.
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+        )
+        for zone in plan.zones:
+            efs.MountTarget(
+                f"{name}-home-{zone}",
+                file_system_id=system.id,
+                subnet_id=subnet_ids[zone],
+                security_groups=list(security_group_ids),
+                opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+            )
+        self.id = system.id
+        self.dns_name = system.dns_name
+        self.register_outputs({"id": self.id, "dns_name": self.dns_name})
+
+
+@dataclass(frozen=True)
+class ExistingHome:
+    """A file system for homes that is there already."""
+
+    id: pulumi.Output[str]
+    dns_name: pulumi.Output[str]

@@ -6,12 +6,13 @@ import pulumi
 
 from infra.components.buckets import Buckets, ImageRepository
 from infra.components.bundle import LifecycleBundle
-from infra.components.file_systems import LustreSystem, OpenZfsHome
+from infra.components.file_systems import EfsHome, ExistingHome, LustreSystem, OpenZfsHome
 from infra.components.interruptions import Interruptions
 from infra.components.network import Endpoints, Network
 from infra.components.roles import Roles
 from infra.components.security import SecurityGroups
 from infra.plan.stack import Plan
+from infra.plan.storage.home import EfsPlan
 
 
 class Foundation:
@@ -24,9 +25,10 @@ class Foundation:
         self.endpoints = Endpoints(name, plan.network, self.network, self.security.ids.get("endpoints"))
         self.roles = Roles(name, plan.roles)
         self.buckets = Buckets(name, plan.buckets)
-        self.bundle = LifecycleBundle(name, plan.bundle, self.buckets.names["lifecycle"])
         self.lustre = self._lustre(plan)
         self.home = self._home(plan)
+        home_dns = self.home.dns_name if self.home else None
+        self.bundle = LifecycleBundle(name, plan.bundle, self.buckets.names["lifecycle"], home_dns=home_dns)
         self.channel = Interruptions(name, plan.channel)
         self.repository = ImageRepository(name, plan.repository)
 
@@ -34,7 +36,7 @@ class Foundation:
     def ready(self) -> list[pulumi.Resource]:
         """What a node needs from its first minute: a rule or a route that comes later would make its boot fail."""
         resources = [self.security, self.endpoints, self.roles, self.bundle, self.network]
-        return [*resources, *(part for part in (self.lustre, self.home) if part is not None)]
+        return [*resources, *(part for part in (self.lustre, self.home) if isinstance(part, pulumi.Resource))]
 
     def _lustre(self, plan: Plan) -> LustreSystem | None:
         if plan.lustre is None:
@@ -51,9 +53,19 @@ class Foundation:
             opts=pulumi.ResourceOptions(depends_on=[self.security, *self.buckets.ready]),
         )
 
-    def _home(self, plan: Plan) -> OpenZfsHome | None:
+    def _home(self, plan: Plan) -> OpenZfsHome | EfsHome | ExistingHome | None:
+        config = plan.spec.storage.home
+        if config and config.existing:
+            found = config.existing
+            return ExistingHome(pulumi.Output.from_input(found.id), pulumi.Output.from_input(found.dns_name))
         if plan.home is None:
             return None
+        if isinstance(plan.home, EfsPlan):
+            # By the rules too: a client that comes before them hangs until it gives up.
+            opts = pulumi.ResourceOptions(depends_on=[self.security])
+            subnets = {**self.network.zone_subnet_ids, plan.spec.zone_id: self.network.compute_subnet_id}
+            groups = [self.security.ids["efs"]]
+            return EfsHome(plan.spec.name, plan.home, subnet_ids=subnets, security_group_ids=groups, opts=opts)
         return OpenZfsHome(
             plan.spec.name,
             plan.home,

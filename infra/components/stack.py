@@ -202,7 +202,7 @@ def _hyperpod(plan: Plan, base: Foundation, plane: ControlPlane | None) -> Nodes
         lustre=Mount(base.lustre.dns_name, base.lustre.mount_name, lustre.mount_path)
         if base.lustre and lustre
         else None,
-        home=HomeMount(base.home.dns_name, home.mount_path) if base.home and home else None,
+        home=HomeMount(base.home.dns_name, home.mount_path) if base.home and home and home.type == "openzfs" else None,
         eks_cluster_arn=eks.arn if eks else None,
         cluster_role_arn=base.roles.arns.get(KARPENTER_ROLE),
     )

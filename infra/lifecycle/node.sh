@@ -104,6 +104,49 @@ copy_files() {
   set +a
 }
 
+# home.mount is there where nothing else mounts the homes, and holds source, path and options in one line. What the image has
+# in its home folder (keys, shell settings) goes along, or nobody could log in. At a reboot nothing runs this: fstab mounts.
+mount_home() {
+  local source path options aside="$root/run/lustrain/home"
+  if [[ ! -f "$1/home.mount" ]]; then
+    return
+  fi
+  read -r source path options <"$1/home.mount"
+  if mountpoint -q "$root$path"; then
+    return
+  fi
+  if ! command -v mount.nfs4 >/dev/null; then
+    say "there is no mount.nfs4 in this image, which $path needs; fix: take an image with nfs-common"
+    return 1
+  fi
+  say "mounting $source on $path"
+  mkdir -p "$root$path" "$aside"
+  # A new mount target's name takes minutes to be known everywhere.
+  try 20 mount -t nfs4 -o "$options" "$source" "$aside"
+  # Other nodes copy into the same folder: cp fails on what another one made between its look and its write.
+  try 5 cp -an "$root$path/." "$aside/"
+  try 3 umount "$aside"
+  if ! grep -qsF "$source $path nfs4 " "$root/etc/fstab"; then
+    mkdir -p "$root/etc"
+    printf '%s %s nfs4 %s 0 0\n' "$source" "$path" "$options" >>"$root/etc/fstab"
+  fi
+  try 20 mount -t nfs4 -o "$options" "$source" "$root$path"
+}
+
+# try TIMES COMMAND...: each try has two minutes.
+try() {
+  local times="$1" n
+  shift
+  for ((n = 1; n <= times; n++)); do
+    if timeout --kill-after=10 120 "$@"; then
+      return
+    fi
+    say "try $n of $times failed: $*"
+    sleep 10
+  done
+  return 1
+}
+
 # What the agent does and where it fails, it says on stderr; its stdout is the report that it keeps in /var/lib/lustrain.
 run_agent() {
   local agent="$1" status=0
@@ -159,6 +202,7 @@ boot() {
   {
     say "begin, $backend"
     copy_files "$(dirname "$agent")"
+    mount_home "$(dirname "$agent")"
     # The agent first: it mounts the instance store where the image does not.
     run_agent "$agent"
     disk="$(scratch_disk "$backend")"

@@ -50,6 +50,8 @@ class Recorder(Mocks):
             return {"dnsName": f"fs-mock.fsx.{self.region}.amazonaws.com", "mountName": "mockmock"}
         if args.typ == "aws:ec2/networkInterface:NetworkInterface":
             return {"privateIp": "10.0.64.10"}
+        if args.typ == "aws:efs/fileSystem:FileSystem":
+            return {"dnsName": f"fs-mock.efs.{self.region}.amazonaws.com"}
         if args.typ == "aws:ecr/repository:Repository":
             return {"repositoryUrl": f"{ACCOUNT}.dkr.ecr.{self.region}.amazonaws.com/{name}"}
         if args.typ == "aws:ec2/launchTemplate:LaunchTemplate":

@@ -18,7 +18,7 @@ from infra.plan.network.endpoints import interface_services
 from infra.plan.network.vpc import has_nat
 from infra.plan.nodes.auto_scaling import ROOT_IOPS, ROOT_MB_S
 from infra.plan.stack import Plan
-from infra.plan.storage.home import HomePlan
+from infra.plan.storage.home import EfsPlan, OpenZfsPlan
 from infra.plan.storage.lustre import LustrePlan
 
 BASE_IOPS, BASE_MB_S = 3000, 125
@@ -229,7 +229,13 @@ def _lustre(plan: LustrePlan, region: str) -> Part:
     return _part(region, "Lustre", what, {f"lustre-ssd-{plan.per_tib_mb_s}-gb": capacity, "lustre-metadata-iops": iops})
 
 
-def _home(plan: HomePlan, region: str) -> Part:
+def _home(plan: OpenZfsPlan | EfsPlan, region: str) -> Part:
+    """Of EFS nothing is paid but what is stored, read and written."""
+    if isinstance(plan, EfsPlan):
+        known = {item: price(item, region) for item in ("efs-gb", "efs-read-gb", "efs-write-gb")}
+        stored, read, written = (value.usd if value else "?" for value in known.values())
+        note = f"{stored} USD a GB and month, {read} a GB read and {written} a GB written, on top"
+        return Part("home", "EFS", 0.0, note, prices=tuple(filter(None, known.values())))
     what = f"{plan.capacity_gib:,} GiB of OpenZFS at {plan.throughput_mb_s:,} MB/s, with a standby"
     return _part(region, "home", what, {"openzfs-gb": plan.capacity_gib, "openzfs-mb-s": plan.throughput_mb_s})
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, HomeType
 from infra.plan.documents import Document, Statement, allow, document
 from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
@@ -45,6 +45,7 @@ LAUNCH = (
 )
 SERVICE_LINKED = {
     "always": ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"),
+    "efs": ("elasticfilesystem.amazonaws.com", "backup.amazonaws.com"),
     "ec2": ("autoscaling.amazonaws.com", "spot.amazonaws.com"),
     "hyperpod-slurm": ("sagemaker.amazonaws.com", "hyperpod.sagemaker.amazonaws.com"),
     "hyperpod-eks": ("sagemaker.amazonaws.com", "hyperpod.sagemaker.amazonaws.com", "eks.amazonaws.com"),
@@ -62,6 +63,7 @@ def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
     It is longer than one managed policy may be: `managed_policies` splits it.
     """
     statements = [*_look(spec), *_ec2(spec, place), *_iam(spec, place), *_s3(spec, place), *_fsx(spec, place)]
+    statements += _efs(spec, place)
     statements += [*_signals(spec, place), *_named(spec, place), *_keys(spec, place)]
     if spec.backend == "ec2":
         statements += _node_group(spec, place)
@@ -100,7 +102,8 @@ def _look(spec: ClusterSpec) -> Iterator[Statement]:
         "hyperpod-slurm": ["sagemaker:ListClusters"],
         "hyperpod-eks": ["sagemaker:ListClusters", "eks:DescribeAddonVersions", "eks:ListClusters"],
     }
-    common = ["ec2:Describe*", "fsx:Describe*", "logs:DescribeLogGroups", "servicequotas:ListServiceQuotas"]
+    efs = ["elasticfilesystem:Describe*"] if spec.storage.home and spec.storage.home.type == "efs" else []
+    common = ["ec2:Describe*", *efs, "fsx:Describe*", "logs:DescribeLogGroups", "servicequotas:ListServiceQuotas"]
     yield allow("Look", [*common, *by_backend[spec.backend]], "*")
 
 
@@ -145,6 +148,7 @@ def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
                 yield allow("NodeProfileLook", ["iam:GetInstanceProfile"], plan.existing_profile)
     linked = place.arn("iam", "role/aws-service-role/*", region="")
     makes = [one for one in SERVICE_LINKED[spec.backend] if not (spec.eks.existing and one.startswith("eks."))]
+    makes += SERVICE_LINKED["efs"] if _makes_home(spec, "efs") else ()
     names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *makes]}}
     yield allow("ServiceLinkedRoles", ["iam:CreateServiceLinkedRole"], linked, names)
     lustre = place.arn("iam", "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*", region="")
@@ -200,7 +204,7 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 
 def _fsx(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    if spec.storage.lustre is None and spec.storage.home is None:
+    if spec.storage.lustre is None and not _makes_home(spec, "openzfs"):
         return
     arns = [place.arn("fsx", f"{kind}/*") for kind in ("file-system", "association", "volume", "backup")]
     make = """CreateFileSystem CreateDataRepositoryAssociation UpdateFileSystem UpdateDataRepositoryAssociation
@@ -215,6 +219,27 @@ def _fsx(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         around = sorted({place.bucket_arn(link.bucket) for link in links})
         yield allow("LinkedBuckets", ["s3:Get*", "s3:List*"], [*around, *inside])
         yield allow("LinkedObjects", ["s3:PutObject"], inside)
+
+
+def _makes_home(spec: ClusterSpec, kind: HomeType) -> bool:
+    config = spec.storage.home
+    return config is not None and config.existing is None and config.type == kind
+
+
+def _efs(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Yield the rights for homes on EFS. It makes and deletes mount targets' network interfaces with the caller's rights
+    (https://docs.aws.amazon.com/efs/latest/ug/API_CreateMountTarget.html, and API_DeleteMountTarget.html)."""
+    if not _makes_home(spec, "efs"):
+        return
+    systems = place.arn("elasticfilesystem", "file-system/*")
+    encrypted = {"Bool": {"elasticfilesystem:Encrypted": "true"}}
+    yield allow("HomesCreate", ["elasticfilesystem:CreateFileSystem"], "*", encrypted)
+    yield allow("HomesTag", ["elasticfilesystem:TagResource"], systems)
+    keep = """UpdateFileSystem PutLifecycleConfiguration PutBackupPolicy CreateMountTarget ModifyMountTargetSecurityGroups
+        UntagResource ListTagsForResource DeleteFileSystem DeleteMountTarget"""
+    yield allow("Homes", _named_actions("elasticfilesystem", keep), systems, _ours(spec))
+    beside = [place.arn("ec2", f"{kind}/*") for kind in ("network-interface", "subnet", "security-group")]
+    yield allow("MountTargets", ["ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface"], beside)
 
 
 def _signals(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -19,7 +19,7 @@ from infra.plan.place import BucketNames, Place, bucket_names, runs_uri, tags
 from infra.plan.roles import RolePlan, roles
 from infra.plan.storage.associations import AssociationPlan, associations
 from infra.plan.storage.buckets import BucketPlan, buckets
-from infra.plan.storage.home import HomePlan, home
+from infra.plan.storage.home import EfsPlan, OpenZfsPlan, home
 from infra.plan.storage.lustre import LustrePlan, lustre_plan
 from infra.plan.storage.repository import RepositoryPlan, repository
 from infra.plan.watch.budget import BudgetPlan, budget
@@ -81,8 +81,9 @@ class Plan:
         return associations(self.spec, self.place)
 
     @cached_property
-    def home(self) -> HomePlan | None:
-        return home(self.spec.storage.home) if self.spec.storage.home else None
+    def home(self) -> OpenZfsPlan | EfsPlan | None:
+        """The file system for homes that is made; None also where there is one already."""
+        return home(self.spec)
 
     @cached_property
     def repository(self) -> RepositoryPlan:

@@ -6,6 +6,7 @@ from infra.config import ClusterSpec
 from infra.plan.nodes.eks import helm_commands, helm_place
 from infra.plan.nodes.hyperpod import protected
 from infra.plan.stack import Plan
+from infra.plan.storage.home import EfsPlan
 from infra.plan.storage.repository import url
 from infra.plan.watch.budget import ACTIVATE
 
@@ -114,7 +115,12 @@ def teardown(plan: Plan) -> tuple[str, ...]:
     ]
     if plan.lustre and not plan.lustre.existing:
         lines.append("  FSx for Lustre: aws fsx delete-file-system --file-system-id $(pulumi stack output fileSystem)")
-    if plan.home:
+    if isinstance(plan.home, EfsPlan):
+        lines.append(
+            "  EFS: aws efs delete-file-system --file-system-id $(pulumi stack output homeFileSystem)"
+            " (backups stay in AWS Backup's vault aws/efs/automatic-backup-vault, 35 days at most)"
+        )
+    elif plan.home:
         lines.append(
             "  FSx for OpenZFS: aws fsx delete-file-system --file-system-id $(pulumi stack output homeFileSystem) "
             "--open-zfs-configuration SkipFinalBackup=false,Options=DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"

@@ -15,6 +15,7 @@ LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 INSTANCE = "aws:ec2/instance:Instance"
 LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
 OPEN_ZFS = "aws:fsx/openZfsFileSystem:OpenZfsFileSystem"
+EFS = "aws:efs/fileSystem:FileSystem"
 VOLUME = "aws:ebs/volume:Volume"
 BUCKETS = ("aws:s3/bucket:Bucket", "aws:s3/bucketV2:BucketV2")
 SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"
@@ -31,6 +32,7 @@ BILLED = frozenset(
         INSTANCE,
         LUSTRE,
         OPEN_ZFS,
+        EFS,
         *BUCKETS,
         ENDPOINT,
         BLOCK,
@@ -93,7 +95,7 @@ def public_address(resource: Resource) -> Iterator[str]:
 
 
 def unprotected_data(resource: Resource) -> Iterator[str]:
-    if resource.type in (LUSTRE, OPEN_ZFS, VOLUME, *BUCKETS) and not resource.protect:
+    if resource.type in (LUSTRE, OPEN_ZFS, EFS, VOLUME, *BUCKETS) and not resource.protect:
         yield "holds data and is not protected: a replacement or `destroy` deletes it"
 
 
@@ -200,7 +202,7 @@ def plain_volume(resource: Resource) -> Iterator[str]:
     mappings = [row.get("ebs") for row in resource.rows("blockDeviceMappings")]
     if resource.type == INSTANCE:
         mappings = [resource.at("rootBlockDevice"), *resource.rows("ebsBlockDevices")]
-    if resource.type == VOLUME:
+    if resource.type in (VOLUME, EFS):
         mappings = [resource.props]
     for volume in mappings:
         encrypted = volume.get("encrypted") if isinstance(volume, Mapping) else UNKNOWN

@@ -81,7 +81,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     for path in moved:
         message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the nodes get a new subnet"
         instead = "make a second stack there, copy the data through S3, destroy the first"
-        if old.storage.home or (old.storage.lustre and not old.storage.lustre.existing):
+        if _in_one_subnet(old):
             yield Change(
                 path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre or homes and is not in S3", instead
             )
@@ -95,6 +95,12 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if before.second_zone_id and before.second_zone_id != after.second_zone_id and new.backend == "hyperpod-eks":
         message = "the control plane's second subnet is made anew, which an EKS cluster takes in the VPC it has"
         yield Change("network.second_zone_id", Effect.IN_PLACE, message)
+
+
+def _in_one_subnet(spec: ClusterSpec) -> bool:
+    """Whether a file system was made that lies in the compute subnet for good; EFS only gets other mount targets."""
+    homes, lustre = spec.storage.home, spec.storage.lustre
+    return bool((homes and homes.type == "openzfs" and not homes.existing) or (lustre and not lustre.existing))
 
 
 def _security_groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

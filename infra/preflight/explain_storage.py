@@ -8,7 +8,7 @@ from infra.catalog.fsx import automatic_iops
 from infra.config import Association, ClusterSpec
 from infra.plan.place import Place, runs_uri
 from infra.plan.storage.lustre import LustrePlan, lustre_plan
-from infra.preflight.change import Change, Effect, protected
+from infra.preflight.change import Change, Effect, protected, shown
 
 NOWHERE = Place("region", "account")
 """Names of buckets are compared, not used."""
@@ -111,11 +111,24 @@ def home(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         return
     if before is None or after is None:
         if before is None:
-            message = "is made; new nodes have their homes there"
+            done = "is mounted" if after and after.existing else "is made"
+            message = f"{done}; new nodes have their homes there"
             yield Change("storage.home", Effect.NEW_NODES, message, "", "copy homes that lie on root disks")
+        elif before.existing:
+            yield Change("storage.home", Effect.NEW_NODES, "is no longer mounted")
         else:
             yield protected("storage.home", "the file system of homes")
         return
+    if (before.type, before.existing) != (after.type, after.existing):
+        if not before.existing:
+            yield protected("storage.home", "the file system of homes")
+        message = "new nodes have their homes in the other file system"
+        key = "type" if before.type != after.type else "existing"
+        yield Change(f"storage.home.{key}", Effect.NEW_NODES, message, "", "copy the homes first")
+        return
+    for key in ("backup", "infrequent_access_days"):
+        if (was := getattr(before, key)) != (now := getattr(after, key)):
+            yield Change(f"storage.home.{key}", Effect.IN_PLACE, f"{shown(was)} becomes {shown(now)}")
     if after.capacity_gib < before.capacity_gib:
         message = f"{before.capacity_gib} GiB cannot shrink to {after.capacity_gib}"
         yield Change("storage.home.capacity_gib", Effect.IMPOSSIBLE, message, "", "keep the capacity")

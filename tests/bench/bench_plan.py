@@ -188,7 +188,6 @@ def plan(wanted: ClusterSpec) -> list[object]:
     """All that is decided for `wanted` without AWS; the list keeps any of it from being left out."""
     mirrors = associations(wanted, PLACE)
     watch = observability(wanted, PLACE)
-    homes = wanted.storage.home
     return [
         network(wanted, PLACE),
         endpoints(wanted, PLACE),
@@ -198,7 +197,7 @@ def plan(wanted: ClusterSpec) -> list[object]:
         roles(wanted, PLACE),
         deployer_policy(wanted, PLACE),
         lustre_plan(wanted),
-        home(homes) if homes else None,
+        home(wanted),
         mirrors,
         overlaps(mirrors),
         buckets(wanted, PLACE),

@@ -29,6 +29,7 @@ SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf"
 DATABASE = {"endpoint": "db.example.com", "secret_arn": SECRET}
 SMALL = {**EXISTING, "compute_cidr": "10.0.0.0/28"}
 THERE = {**LUSTRE, "dns_name": US_EAST_1_DNS}
+HOMES = {key: value for key, value in THERE.items() if key != "mount_name"}
 PLANS = "arn:aws:sagemaker:{}:training-plan/a"
 SERVICE_ROLE = "arn:aws:iam::123456789012:role/aws-service-role/x.amazonaws.com/A"
 RUNS_IN_DATA = "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"
@@ -371,6 +372,10 @@ MISTAKES = [
     Mistake("FSX-014", SPOT, {"storage.lustre": {"existing": THERE}}, ".existing"),
     Mistake("FSX-015", SLURM, {"storage": {}}),
     Mistake("FSX-016", SPOT, {"storage.home.throughput_mb_s": 200}),
+    Mistake("FSX-018", SPOT, {"storage.home.type": "efs", "storage.home.throughput_mb_s": 320}),
+    Mistake("FSX-018", SPOT, {"storage.home.backup": False}),
+    Mistake("FSX-013", SPOT, {"storage.home": {"type": "efs", "existing": HOMES}}, ".existing.dns_name"),
+    Mistake("FSX-014", SPOT, {"storage.home": {"existing": HOMES}}, ".existing"),
     Mistake("DRA-001", SPOT, {LINKS: [{**LINK, "path": f"/d{i}", "prefix": f"d{i}"} for i in range(9)]}),
     Mistake("DRA-002", SPOT, {f"{LINKS}.1": {**LINK, "path": "/data/text"}}, ".path"),
     Mistake("DRA-003", SPOT, {f"{LINKS}.1": {**LINK, "prefix": "datasets/text"}}, ".prefix"),

@@ -43,6 +43,13 @@ LUSTRE: dict[str, Any] = {
     **EXISTING,
     "storage.lustre": {"existing": {"id": FS, "dns_name": DNS, "mount_name": "fsx", "security_group_id": GROUP}},
 }
+EFS = "storage.home.existing"
+EFS_DNS = f"{FS}.efs.us-east-1.amazonaws.com"
+HOMES: dict[str, Any] = {
+    **EXISTING,
+    "storage.home": {"type": "efs", "existing": {"id": FS, "dns_name": EFS_DNS, "security_group_id": GROUP}},
+}
+ZFS = {**EXISTING, "storage.home": {"existing": {"id": FS, "dns_name": DNS, "security_group_id": GROUP}}}
 STARTS = datetime(2027, 1, 14, 11, 30, tzinfo=UTC)
 SOON = NOW + timedelta(hours=3)
 STARTS_KEY, LATER = "groups.0.capacity.starts_at", "2027-01-15T11:30:00Z"
@@ -197,6 +204,33 @@ def file_system(**keys: Any) -> Answer:
     lustre = {"MountName": "fsx", **keys.pop("lustre", {})}
     found = {"FileSystemId": FS, "Lifecycle": "AVAILABLE", "VpcId": VPC, "SubnetIds": [SUBNET], "DNSName": DNS, **keys}
     return "fsx", "describe_file_systems", {"FileSystems": [{**found, "LustreConfiguration": lustre}]}
+
+
+def efs(zone: str, vpc: str = VPC, state: str = "available") -> list[Answer]:
+    system = {
+        "OwnerId": "123456789012",
+        "CreationToken": "a",
+        "FileSystemId": FS,
+        "CreationTime": ENDS,
+        "LifeCycleState": state,
+        "NumberOfMountTargets": 1,
+        "SizeInBytes": {"Value": 1},
+        "PerformanceMode": "generalPurpose",
+        "Tags": [],
+    }
+    target = {
+        "MountTargetId": "fsmt-0123456789abcdef0",
+        "FileSystemId": FS,
+        "SubnetId": SUBNET,
+        "LifeCycleState": "available",
+    }
+    targets = [{**target, "VpcId": vpc, "AvailabilityZoneId": zone}]
+    found: list[Answer] = [("efs", "describe_file_systems", {"FileSystems": [system]})]
+    return found if state != "available" else [*found, ("efs", "describe_mount_targets", {"MountTargets": targets})]
+
+
+def nfs(port: int) -> dict[str, Any]:
+    return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **NODES}
 
 
 def security_group(*permissions: dict[str, Any], vpc: str = VPC) -> Answer:
@@ -642,6 +676,18 @@ CASES = [
         edits=LUSTRE,
     ),
     Case("FSX-102", SPOT, [NO_GROUP], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(nfs(2049)), subnet()], edits=HOMES),
+    Case("FSX-102", SPOT, [security_group(nfs(988)), subnet()], f"{EFS}.security_group_id", edits=HOMES),
+    Case("FSX-103", SPOT, [*efs("use1-az4")], edits=HOMES),
+    Case("FSX-103", SPOT, [*efs("use1-az1")], f"{EFS}.id", edits=HOMES),
+    Case("FSX-103", SPOT, [*efs("use1-az4", vpc="vpc-01234567")], f"{EFS}.id", edits=HOMES),
+    Case("FSX-103", SPOT, [*efs("use1-az4", state="deleting")], f"{EFS}.id", edits=HOMES),
+    Case("FSX-103", SPOT, [("efs", "describe_file_systems", "FileSystemNotFound")], f"{EFS}.id", edits=HOMES),
+    Case("FSX-104", SPOT, [file_system(FileSystemType="OPENZFS")], edits=ZFS),
+    Case("FSX-104", SPOT, [file_system(FileSystemType="LUSTRE")], f"{EFS}.id", edits=ZFS),
+    Case("FSX-104", SPOT, [file_system(FileSystemType="OPENZFS", Lifecycle="FAILED")], f"{EFS}.id", edits=ZFS),
+    Case("FSX-104", SPOT, [file_system(FileSystemType="OPENZFS", VpcId="vpc-01234567")], f"{EFS}.id", edits=ZFS),
+    Case("FSX-104", SPOT, [NO_FILE_SYSTEM], f"{EFS}.id", edits=ZFS),
     Case("S3-101", SPOT, [bucket("us-east-1")], edits=MINE),
     Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits=MINE),
     Case("S3-101", SPOT, [no_bucket("404")], "buckets.data", edits=MINE),

@@ -89,7 +89,7 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
         count=draw(st.integers(0, 64)),
         zone=draw(st.sampled_from([None, "use2-az3"])),
         network=draw(networks()),
-        storage={"lustre": draw(LUSTRES), "home": draw(st.sampled_from([None, {}]))},
+        storage={"lustre": draw(LUSTRES), "home": draw(st.sampled_from([None, {}, {"type": "efs"}]))},
         observability={"prometheus": draw(st.booleans())},
         buckets={"kms_key": draw(st.sampled_from([None, "alias/data", "1234abcd-12ab-34cd-56ef-1234567890ab"]))},
         eks={"existing": draw(st.sampled_from(there)), **{option: draw(st.booleans()) for option in options}},

@@ -41,6 +41,7 @@ SYSTEM, LINK = (
     "aws:fsx/lustreFileSystem:LustreFileSystem",
     "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation",
 )
+EFS = "aws:efs/fileSystem:FileSystem"
 HOME, BUCKET = "aws:fsx/openZfsFileSystem:OpenZfsFileSystem", "aws:s3/bucket:Bucket"
 OBJECT, ADDON = "aws:s3/bucketObjectv2:BucketObjectv2", "aws:eks/addon:Addon"
 RESERVATION, HOOK = "aws:ec2/capacityReservation:CapacityReservation", "aws:autoscaling/lifecycleHook:LifecycleHook"
@@ -121,6 +122,26 @@ def test_what_holds_data_or_was_paid_for_is_protected_and_outlives_the_stack(spo
     images = [spot.only(f"aws:ecr/{kind}") for kind in ("repository:Repository", "lifecyclePolicy:LifecyclePolicy")]
     left = [*spot.requests(OBJECT).values(), *images]
     assert {(one.protect, one.retainOnDelete) for one in left} == {(False, True)}
+
+
+def test_efs_home_and_its_backups_outlive_the_stack(slurm: Registered) -> None:
+    system, backup = slurm.only(EFS), slurm.only("aws:efs/backupPolicy:BackupPolicy")
+    assert (system.protect, system.retainOnDelete, backup.protect, backup.retainOnDelete) == (True, True, False, True)
+    assert slurm.only("aws:efs/mountTarget:MountTarget").deleteBeforeReplace, "a zone has one at most"
+    storage = json.loads(slurm.of(CLUSTER)["llm-p5-cluster"]["desiredState"])["InstanceGroups"][0][
+        "InstanceStorageConfigs"
+    ]
+    assert not [one for one in storage if "FsxOpenZfsConfig" in one], "HyperPod mounts no EFS"
+
+
+def test_existing_home_is_mounted_and_nothing_is_made() -> None:
+    dns = "fs-0123456789abcdef0.efs.us-east-1.amazonaws.com"
+    home = {"id": "fs-0123456789abcdef0", "dns_name": dns, "security_group_id": "sg-0123456789abcdef0"}
+    made, outputs = built(SPOT, {"storage.home": {"type": "efs", "existing": home}}, Aws("us-east-1"))
+    assert not [kind for kind in made.kinds if kind.startswith("aws:efs/") or kind == HOME]
+    script = base64.b64decode(made.of(TEMPLATE)["spot-g6e-train-nvidia-x86-64"]["userData"]).decode()
+    assert f"\nhome_source={dns}:/\n" in script
+    assert outputs["cluster"]["home"] == {"id": home["id"], "dns_name": dns, "path": "/home"}
 
 
 def test_a_destroy_leaves_nodes_their_time_to_save_and_waits_for_the_last(spot: Registered) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.plan.nodes.bundle import AGENT, FOLDER, ON_CONFIGURED, ON_CREATE, ON_INIT, bundle
+from infra.plan.nodes.bundle import AGENT, FOLDER, HOME_MOUNT, ON_CONFIGURED, ON_CREATE, ON_INIT, bundle, home_mount
+from infra.plan.storage.home import NfsMount
 from tests.conftest import require
 from tests.infra.edits import spec_of
 from tests.infra.lifecycle_node import EC2, ENTRIES, SCRIPTS, TOOLS, Node
@@ -166,6 +167,45 @@ def test_a_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) ->
     assert "no GPU 3" in node.log
     assert "failed with 1" in node.log
     assert node.waits == ["60"]
+
+
+def homes(node: Node) -> Path:
+    """Give the node a bundle that mounts EFS; the first mount of two fails."""
+    path = node.bundle / HOME_MOUNT
+    path.write_bytes(home_mount(NfsMount("/", "/home", "nfsvers=4.1,hard")).replace(b"{home_dns}", b"fs-1.efs.x"))
+    node.command("umount", '#!/bin/bash\necho "umount $*" >>"$MOUNTS"\n')
+    node.command("mount", '#!/bin/bash\necho "$*" >>"$MOUNTS"\n(($(wc -l <"$MOUNTS") > 1))\n')
+    return path
+
+
+def test_efs_home_is_mounted_with_what_the_image_has(node: Node) -> None:
+    homes(node)
+    node.command("mount.nfs4", "#!/bin/bash\n")
+    (node.root / "home/ubuntu").mkdir(parents=True)
+    (node.root / "home/ubuntu/.bashrc").write_text("x")
+    assert node.boot(ON_INIT).returncode == 0
+    nfs, aside = "-t nfs4 -o nfsvers=4.1,hard fs-1.efs.x:/", node.root / "run/lustrain/home"
+    mounts = [f"{nfs} {aside}", f"{nfs} {aside}", f"umount {aside}", f"{nfs} {node.root}/home"]
+    assert node.mounts.read_text().splitlines() == mounts
+    assert (aside / "ubuntu/.bashrc").read_text() == "x"
+    assert node.boot(ON_INIT).returncode == 0
+    assert (node.root / "etc/fstab").read_text() == "fs-1.efs.x:/ /home nfs4 nfsvers=4.1,hard 0 0\n", (
+        "once, for reboots"
+    )
+    before = node.mounts.read_text()
+    (node.root / "home/.mounted").touch()
+    assert node.boot(ON_INIT).returncode == 0
+    assert node.mounts.read_text() == before
+
+
+def test_image_without_nfs_client_fails_in_one_line(node: Node) -> None:
+    homes(node)
+    for tool in TOOLS:
+        (node.commands / tool).symlink_to(str(shutil.which(tool)))
+    node.path = str(node.commands)
+    assert node.boot(ON_INIT).returncode == 1
+    assert "there is no mount.nfs4 in this image, which /home needs; fix: take an image with nfs-common" in node.log
+    assert not node.mounts.exists()
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -156,3 +156,12 @@ def test_internal_failure_is_an_aws_error_and_a_traceback(
         assert "<Code>InternalFailure</Code>" in answer.text
         assert "ZeroDivisionError: deep inside" in answer.text
     assert capsys.readouterr().err.count("Traceback (most recent call last)") == 1
+
+
+def test_backups_of_efs_are_switched_on_and_off(aws: LocalAws) -> None:
+    efs = client(aws, "efs")
+    system = {"FileSystemId": efs.create_file_system(CreationToken="a", Encrypted=True)["FileSystemId"]}
+    assert efs.put_backup_policy(**system, BackupPolicy={"Status": "ENABLED"})["BackupPolicy"] == {"Status": "ENABLED"}
+    assert efs.describe_backup_policy(**system)["BackupPolicy"] == {"Status": "ENABLED"}
+    efs.put_backup_policy(**system, BackupPolicy={"Status": "DISABLED"})
+    assert efs.describe_backup_policy(**system)["BackupPolicy"] == {"Status": "DISABLED"}

@@ -18,6 +18,7 @@ from infra.plan.nodes.bundle import (
     AGENT,
     DOCUMENT,
     FOLDER,
+    HOME_MOUNT,
     MAX_BYTES,
     ON_CONFIGURED,
     ON_CREATE,
@@ -56,6 +57,7 @@ def test_our_own_bundle_holds_both_entries_the_agent_and_what_it_has_to_know(sta
     ours = bundle(spec)
     files = {file.path: file for file in ours.files}
     generated = {AGENT, DOCUMENT, *([SLURM] if spec.scheduler else [])}
+    generated |= {HOME_MOUNT} if stack == "hyperpod-slurm-p5" else set()
     assert {ON_INIT, ON_CREATE, "node.sh", "container_data.sh", *generated} == set(files)
     assert ours.prefix == f"lifecycle/{ours.sha}"
     assert {name for name, file in files.items() if file.source is None} == generated

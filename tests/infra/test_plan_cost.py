@@ -16,7 +16,7 @@ from infra.catalog.prices import ANYWHERE, HOME, PRICES, price, prices
 from infra.plan.cost import Cost, Part, cost
 from infra.plan.stack import Plan
 from tests.infra.edits import STACKS, place, spec_of
-from tests.infra.mistakes import BLOCK, BOUGHT, EKS, JOINED, P9, RESERVED, SLURM, SPOT, THERE
+from tests.infra.mistakes import BLOCK, BOUGHT, EKS, HOMES, JOINED, P9, RESERVED, SLURM, SPOT, THERE
 
 BARE = {key: value for key, value in P9.items() if key != "accelerators"}
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -49,6 +49,8 @@ EXTENDED = {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}
         (SPOT, {"storage.lustre": {"type": "intelligent-tiering"}}, "Lustre", 4_000 * 0.52),
         (SPOT, {"storage.lustre": {"existing": THERE}}, "Lustre", None),
         (SPOT, {"storage": {}}, "home", None),
+        (SPOT, {"storage.home": {"type": "efs"}}, "home", 0.0),
+        (SPOT, {"storage.home": {"existing": HOMES}}, "home", None),
         (SPOT, {}, "NAT gateway", (0.045 + 0.005) * 730),
         (SPOT, {"network.nat": False}, "NAT gateway", None),
         (SPOT, {}, "endpoints", None),

@@ -65,6 +65,12 @@ CALLS: dict[str, str] = {
     "aws:ecr/lifecyclePolicy:LifecyclePolicy": "ecr: PutLifecyclePolicy GetLifecyclePolicy DeleteLifecyclePolicy",
     "aws:ecr/repository:Repository": """ecr: CreateRepository DescribeRepositories PutImageScanningConfiguration
         PutImageTagMutability DeleteRepository TagResource ListTagsForResource""",
+    "aws:efs/backupPolicy:BackupPolicy": "elasticfilesystem: PutBackupPolicy DescribeBackupPolicy",
+    "aws:efs/fileSystem:FileSystem": """elasticfilesystem: CreateFileSystem DescribeFileSystems UpdateFileSystem
+        DescribeLifecycleConfiguration PutLifecycleConfiguration DeleteFileSystem TagResource; iam: CreateServiceLinkedRole""",
+    "aws:efs/mountTarget:MountTarget": """elasticfilesystem: CreateMountTarget DescribeMountTargets
+        DescribeMountTargetSecurityGroups ModifyMountTargetSecurityGroups DeleteMountTarget; ec2: CreateNetworkInterface
+        DescribeNetworkInterfaces DescribeSubnets DeleteNetworkInterface""",
     "aws:eks/accessEntry:AccessEntry": "eks: CreateAccessEntry DescribeAccessEntry UpdateAccessEntry DeleteAccessEntry",
     "aws:eks/accessPolicyAssociation:AccessPolicyAssociation": """eks: AssociateAccessPolicy
         ListAssociatedAccessPolicies DisassociateAccessPolicy""",

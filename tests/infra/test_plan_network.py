@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from infra.config import ClusterSpec, Network
+from infra.config import ClusterSpec, Home, Network, Storage
 from infra.plan.network.endpoints import aws_buckets, s3_policy
 from infra.plan.network.security import DESCRIPTIONS, EVERYWHERE, Peer, Rule, rules
 from infra.plan.network.vpc import NetworkPlan, addresses_needed, cidr_problems, network, usable
@@ -87,6 +87,8 @@ def test_addresses_are_counted_in_the_zone_where_they_are_taken() -> None:
 
     spec = spec_of("hyperpod-slurm", groups=[group("a", 1), group("b", 3, "use2-az3")], storage={"home": {}})
     assert (addresses_needed(spec) - 2, addresses_needed(spec, "use2-az3")) == (32, 96)
+    efs = spec.model_copy(update={"storage": Storage(home=Home(type="efs"))})
+    assert (addresses_needed(efs) - 1, addresses_needed(efs, "use2-az3") - 1) == (32, 96)
 
 
 @pytest.mark.parametrize("zone", [None, "use2-az1"])

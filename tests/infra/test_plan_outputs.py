@@ -202,7 +202,8 @@ def test_the_teardown_names_everything_that_stays(stack: str) -> None:
     names = bucket_names(spec, PLACE)
     assert all(f"Bucket('{name}')" in text for name in (names.data, names.checkpoints, names.lifecycle))
     assert ("FSx for Lustre" in text) is bool(spec.storage.lustre)
-    assert ("FSx for OpenZFS" in text) is bool(spec.storage.home)
+    homes = spec.storage.home and spec.storage.home.type
+    assert ("FSx for OpenZFS" in text, "aws efs delete-file-system" in text) == (homes == "openzfs", homes == "efs")
     assert ("pulumi stack output reservations" in text) is any(group.capacity.create for group in spec.groups)
 
 

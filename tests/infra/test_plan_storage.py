@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.catalog.efs import MOUNT_OPTIONS
 from infra.config import Association, ClusterSpec, ExistingLustre, Home, Lustre, Storage
 from infra.plan.storage import home
+from infra.plan.storage.home import EfsPlan, NfsMount, OpenZfsPlan
 from infra.plan.storage.lustre import LustrePlan, efa_wanted, lustre
 from infra.plan.storage.lustre_checks import violations
 from tests.infra.edits import spec_of as edited
@@ -18,6 +20,7 @@ from tests.infra.specs import EXISTING_LUSTRE, spec_of
 
 EFA_STEPS = {125: 38_400, 250: 19_200, 500: 9_600, 1000: 4_800}
 """Written out once more: AWS's table, not ours."""
+THERE = {key: value for key, value in EXISTING_LUSTRE.items() if key in ("id", "dns_name", "security_group_id")}
 
 sizes = st.one_of(st.none(), st.integers(1, 4000).map(lambda tenths: tenths / 10))
 wishes = st.builds(Lustre, throughput_gb_s=sizes, capacity_tib=sizes)
@@ -221,6 +224,12 @@ def test_what_is_turned_on_without_a_word_is_legal(wish: Lustre) -> None:
         ({"mount_path": "/fsx"}, ["mount_path"]),
         ({"mount_path": "/fsx/home"}, ["mount_path"]),
         ({"mount_path": "/fsx2"}, []),
+        ({"type": "efs", "backup": False, "infrequent_access_days": None}, []),
+        ({"type": "efs", "throughput_mb_s": 100, "capacity_gib": 64}, ["capacity_gib", "throughput_mb_s"]),
+        ({"backup": False}, ["backup"]),
+        ({"type": "efs", "existing": THERE, "backup": True}, ["backup"]),
+        ({"existing": THERE, "throughput_mb_s": 100}, ["throughput_mb_s"]),
+        ({"existing": THERE, "mount_path": "/homes"}, []),
     ],
 )
 def test_homes_that_cannot_be_are_found(wish: dict[str, Any], paths: list[str]) -> None:
@@ -229,6 +238,26 @@ def test_homes_that_cannot_be_are_found(wish: dict[str, Any], paths: list[str]) 
 
 
 def test_a_home_is_what_is_wished_and_without_one_there_is_nothing_to_complain_about() -> None:
-    plan = home.home(Home(capacity_gib=512, throughput_mb_s=321, mount_path="/homes"))
-    assert (plan.capacity_gib, plan.throughput_mb_s, plan.mount_path) == (512, 321, "/homes")
+    plan = home.home(spec_of("ec2", storage={"home": {"capacity_gib": 512, "throughput_mb_s": 321}}))
+    assert isinstance(plan, OpenZfsPlan)
+    assert (plan.capacity_gib, plan.throughput_mb_s) == (512, 321)
     assert home.violations(Storage(lustre=Lustre())) == ()
+
+
+@pytest.mark.parametrize(("days", "word"), [(None, None), (1, "AFTER_1_DAY"), (90, "AFTER_90_DAYS")])
+def test_efs_home_has_a_target_in_each_zone_of_nodes(days: int | None, word: str | None) -> None:
+    groups = [
+        {"name": f"g{index}", "instance_type": "p5.48xlarge", "count": 1, "zone_id": zone}
+        for index, zone in enumerate([None, "use2-az3", "use2-az1"])
+    ]
+    wish = {"type": "efs", "backup": False, "infrequent_access_days": days}
+    plan = home.home(spec_of("ec2", groups=groups, storage={"home": wish}))
+    assert plan == EfsPlan(zones=("use2-az1", "use2-az3"), backup=False, to_infrequent_access=word)
+
+
+def test_existing_home_is_mounted_and_not_made() -> None:
+    spec = spec_of("hyperpod-slurm", storage={"home": {"type": "efs", "existing": THERE, "mount_path": "/homes"}})
+    assert home.home(spec) is None
+    assert home.mounted_by_bundle(spec) == NfsMount("/", "/homes", MOUNT_OPTIONS)
+    assert home.mounted_by_bundle(spec_of("ec2", storage={"home": {"type": "efs"}})) is None
+    assert home.mounted_by_bundle(spec_of("hyperpod-slurm", storage={"home": {}})) is None

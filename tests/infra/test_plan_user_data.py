@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from infra.catalog.efs import MOUNT_OPTIONS
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, parse
 from infra.plan.nodes.clients import expected
@@ -313,6 +314,12 @@ def test_home_keeps_what_the_image_has_there(node: Node) -> None:
     assert len(mounts) == 3
     assert mounts[0].endswith("fs-0b.fsx.us-west-2.amazonaws.com:/fsx " + str(node.root / "run/lustrain/home"))
     assert mounts[2].endswith(str(node.root / "home"))
+
+
+def test_efs_home_is_mounted_as_aws_advises(node: Node) -> None:
+    assert node.boot(script(spec(storage={"home": {"type": "efs"}}), home_dns="fs-0b.efs.us-west-2.amazonaws.com")) == 0
+    (mounted, _) = [call for call in node.calls if call.startswith("mount ")]
+    assert mounted.startswith(f"mount -t nfs4 -o {MOUNT_OPTIONS} fs-0b.efs.us-west-2.amazonaws.com:/ ")
 
 
 def test_home_is_filled_though_other_nodes_fill_it_at_the_same_time(tmp_path: Path) -> None:

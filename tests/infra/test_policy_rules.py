@@ -141,6 +141,7 @@ BAD: dict[str, list[list[Resource]]] = {
         [lustre()],
         [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})],
         [resource("ebs/volume:Volume", props={"tags": TAGS, "encrypted": True})],
+        [resource("efs/fileSystem:FileSystem", props={"tags": TAGS, "encrypted": True})],
     ],
     "POL-004": [
         [lustre()],
@@ -199,6 +200,7 @@ BAD: dict[str, list[list[Resource]]] = {
         [template(blockDeviceMappings=[{"ebs": {"volumeSize": 100.0}}])],
         [template(blockDeviceMappings=[{"ebs": {"encrypted": "true"}}, {"ebs": {"encrypted": "false"}}])],
         [resource("ebs/volume:Volume", props={"tags": TAGS})],
+        [resource("efs/fileSystem:FileSystem", protect=True, props={"tags": TAGS})],
         [of("machine", rootBlockDevice={"encrypted": False})],
     ],
     "POL-013": [[of("queue", sqsManagedSseEnabled=False)], [of("queue", sqsManagedSseEnabled=None)]],

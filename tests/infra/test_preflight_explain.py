@@ -20,6 +20,7 @@ from tests.infra.mistakes import (
     EKS,
     EXISTING,
     FURTHER,
+    HOMES,
     JOINED,
     KEY,
     NODE_ROLE,
@@ -66,6 +67,10 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"storage.lustre.mount_path": "/lustre"}, Effect.NEW_NODES, "storage.lustre.mount_path"),
     (SPOT, {"storage.home": GONE}, Effect.IMPOSSIBLE, "storage.home"),
     (REHEARSAL, {"storage.home": {}}, Effect.NEW_NODES, "storage.home"),
+    (SPOT, {"storage.home": {"type": "efs"}}, Effect.IMPOSSIBLE, "storage.home"),
+    (SLURM, {"storage.home": {"type": "efs", "existing": HOMES}}, Effect.IMPOSSIBLE, "storage.home"),
+    (SLURM, {"storage.home.backup": False}, Effect.IN_PLACE, "storage.home.backup"),
+    (SLURM, {"storage.home.infrequent_access_days": None}, Effect.IN_PLACE, "storage.home.infrequent_access_days"),
     (SPOT, {"storage.home.capacity_gib": 64}, Effect.IMPOSSIBLE, "storage.home.capacity_gib"),
     (SPOT, {"storage.home.capacity_gib": 512}, Effect.IN_PLACE, "storage.home.capacity_gib"),
     (SPOT, {"storage.home.throughput_mb_s": 320}, Effect.IN_PLACE, "storage.home.throughput_mb_s"),
@@ -304,3 +309,9 @@ def test_an_older_stack_had_the_defaults_of_its_time_and_a_version_moves_only_wh
     monkeypatch.setattr(deployed, "outputs", lambda *_: outputs)
     monkeypatch.setattr(stackfile, "read", lambda stack: stackfile.Stack(stack, "us-east-2", spec_of(stack, edits)))
     assert [(one.effect, one.path) for one in commands.changes(EKS, None)] == expected
+
+
+def test_efs_home_survives_another_subnet() -> None:
+    efs = {"storage.home": {"type": "efs"}}
+    effects = {change.effect for change in changes(REHEARSAL, {"network.cidr": "10.1.0.0/16"}, efs)}
+    assert effects == {Effect.REPLACES_CLUSTER}

@@ -124,7 +124,15 @@ EDITS: Any = st.fixed_dictionaries(
         "access.instance_profile": st.just(PROFILE),
         "boot.on_configured": st.sampled_from(["nowhere.sh", "lifecycle", "lifecycle/node.sh"]),
         "storage.lustre": LUSTRE,
-        "storage.home": st.fixed_dictionaries({}, optional={"throughput_mb_s": NUMBER, "mount_path": PATHS}),
+        "storage.home": st.fixed_dictionaries(
+            {},
+            optional={
+                "type": st.sampled_from(["openzfs", "efs"]),
+                "throughput_mb_s": NUMBER,
+                "backup": st.booleans(),
+                "mount_path": PATHS,
+            },
+        ),
         "buckets": st.fixed_dictionaries(
             {}, optional={"data": TEXT, "checkpoints": TEXT, "lifecycle": TEXT, "kms_key": TEXT}
         ),

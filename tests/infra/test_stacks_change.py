@@ -252,7 +252,8 @@ def test_the_end_leaves_what_holds_data_or_money_and_what_that_stands_on(courses
     if spec.storage.lustre:
         expected.add("aws:fsx/lustreFileSystem:LustreFileSystem")
     if spec.storage.home:
-        expected.add("aws:fsx/openZfsFileSystem:OpenZfsFileSystem")
+        kinds = {"openzfs": "aws:fsx/openZfsFileSystem:OpenZfsFileSystem", "efs": "aws:efs/fileSystem:FileSystem"}
+        expected.add(kinds[spec.storage.home.type])
     if spec.scheduler:
         expected.add("aws:ebs/volume:Volume")
     if any(group.capacity.create for group in spec.groups):

@@ -24,6 +24,7 @@ MODULES = (
     "budgets",
     "s3",
     "ecr",
+    "efs",
     "sqs",
     "eventbridge",
     "autoscaling.lifecycle",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Literal
 
+from infra.catalog.efs import EFS_PORT
 from infra.catalog.fsx import LUSTRE_PORTS, NFS_PORTS
 from infra.config import ClusterSpec
 from infra.plan.network.endpoints import interface_services
@@ -66,6 +67,7 @@ DESCRIPTIONS = {
     "cluster": "All nodes, and what they reach over EFA",
     "lustre": "FSx for Lustre without EFA",
     "home": "FSx for OpenZFS",
+    "efs": "EFS for home folders",
     "endpoints": "Interface endpoints",
 }
 """By group key; a description cannot be changed without replacing the group, and then what it is attached to."""
@@ -143,8 +145,11 @@ def _lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
 
 
 def _home(spec: ClusterSpec) -> tuple[Rule, ...]:
-    if spec.storage.home is None:
+    config = spec.storage.home
+    if config is None or config.existing is not None:
         return ()
+    if config.type == "efs":
+        return (Rule("efs", "ingress", "tcp", (EFS_PORT, EFS_PORT), Peer("group", "cluster"), "NFS"),)
     protocols: tuple[Literal["tcp", "udp"], ...] = ("tcp", "udp")
     return tuple(
         Rule("home", "ingress", protocol, ports, Peer("group", "cluster"), "NFS")

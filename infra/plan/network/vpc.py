@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Literal
 
-from infra.config import ClusterSpec, ExistingNetwork, Group
+from infra.config import ClusterSpec, ExistingNetwork, Group, HomeType
 from infra.finding import finding
 from infra.plan.network.endpoints import EndpointPlan, endpoints, interface_services
 from infra.plan.nodes.nics import addresses, nics
@@ -44,7 +44,8 @@ LUSTRE_GIB_A_SERVER = 1200
 TIERED_MB_S_A_SERVER = 2000
 """An interface for each file server and one for metadata. AWS does not say how many servers there are: these figures are
 ours, on the safe side."""
-HOME_ADDRESSES = 2
+HOME_ADDRESSES: Mapping[HomeType, int] = {"openzfs": 2, "efs": 1}
+"""EFS has one in each zone of nodes."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,11 @@ def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
     """
     there = [group for group in spec.all_groups if spec.zone_of(group) == (zone_id or spec.zone_id)]
     nodes = sum(group.count * _addresses_of_node(spec, group) for group in there)
-    if zone_id not in (None, spec.zone_id):
-        return nodes
-    home = HOME_ADDRESSES if spec.storage.home else 0
+    config, elsewhere = spec.storage.home, zone_id not in (None, spec.zone_id)
+    made = config is not None and config.existing is None
+    home = HOME_ADDRESSES[config.type] if config and made and (config.type == "efs" or not elsewhere) else 0
+    if elsewhere:
+        return nodes + home
     return nodes + _addresses_of_lustre(spec) + home + len(interface_services(spec))
 
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
 from infra.plan.nodes.document import node_document, node_groups
+from infra.plan.storage.home import NfsMount, mounted_by_bundle
 from lustrain.problem import Problem, UserError, problem
 from node_setup.pack import NAME, archive
 from node_setup.slurm import dynamic
@@ -35,6 +36,10 @@ DOCUMENT = "tuning.json"
 """The node document; the agent looks for it beside itself."""
 SLURM = "slurm.json"
 """With a scheduler: what nodes have to know of their Slurm, beside the node document."""
+HOME_MOUNT = "home.mount"
+"""What node.sh mounts for homes: source, path and options in one line."""
+HOME_DNS = "{home_dns}"
+"""Stands in the bundle for a name that is known after the deployment only: the digits count all but it."""
 NODE_FILES = "root"
 """Folder of files that node.sh copies under the node's root, at the same paths."""
 MAX_BYTES = 64 * 1024 * 1024
@@ -83,14 +88,18 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
     for_root = {f"{NODE_FILES}/{path}": content for path, content in proxy.files(spec, region).items()}
     slurm = {SLURM: slurm_document(spec)} if spec.controller else {}
     users = {ON_CONFIGURED: script} if (script := user_script(spec)) is not None else {}
-    return gathered(
-        folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii"), **slurm, **for_root, **users}
-    )
+    homes = {HOME_MOUNT: home_mount(mount)} if (mount := mounted_by_bundle(spec)) else {}
+    generated = {AGENT: archive(), DOCUMENT: document.encode("ascii"), **slurm, **for_root, **users, **homes}
+    return gathered(folder, generated=generated)
 
 
 def slurm_document(spec: ClusterSpec) -> bytes:
     assert spec.scheduler is not None
     return json.dumps(dynamic.document(spec.name, node_groups(spec), spec.scheduler.settings)).encode("ascii")
+
+
+def home_mount(mount: NfsMount) -> bytes:
+    return f"{HOME_DNS}:{mount.export} {mount.path} {mount.options}\n".encode("ascii")
 
 
 def user_script(spec: ClusterSpec) -> bytes | None:

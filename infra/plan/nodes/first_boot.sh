@@ -177,8 +177,7 @@ lustre() {
 
 # What the image has in its home folder (keys, shell settings) goes along, or nobody could log in.
 home() {
-  local source="$home_dns:/fsx" aside="$root/run/lustrain/home"
-  local options=nfsvers=4.2,nconnect=16,rsize=1048576,wsize=1048576,timeo=600,hard,noatime,_netdev
+  local aside="$root/run/lustrain/home"
   begin_step "mount of $home_path"
   mkdir -p "$root$home_path" "$aside"
   if mountpoint -q "$root$home_path"; then
@@ -187,11 +186,11 @@ home() {
   if ! command -v mount.nfs4 >/dev/null; then
     DEBIAN_FRONTEND=noninteractive retry 5 300 apt-get -o DPkg::Lock::Timeout=240 install -qy nfs-common
   fi
-  retry 30 120 mount -t nfs4 -o "$options" "$source" "$aside"
+  retry 30 120 mount -t nfs4 -o "$home_options" "$home_source" "$aside"
   # Other nodes copy into the same folder: cp fails on what another one made between its look and its write.
   retry 10 "$patience" cp -an "$root$home_path/." "$aside/"
   retry 3 120 umount "$aside"
-  retry 30 120 mount -t nfs4 -o "$options" "$source" "$root$home_path"
+  retry 30 120 mount -t nfs4 -o "$home_options" "$home_source" "$root$home_path"
 }
 
 fetch_bundle() {
@@ -244,7 +243,7 @@ fi
 if [[ -n "$lustre_dns" ]]; then
   lustre
 fi
-if [[ -n "$home_dns" ]]; then
+if [[ -n "$home_source" ]]; then
   home
 fi
 if [[ -n "$bundle_uri" ]]; then

@@ -33,7 +33,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class HomeMount:
-    """An OpenZFS file system as a client mounts it."""
+    """An OpenZFS file system as a client mounts it; the service mounts no EFS, which the lifecycle bundle does."""
 
     dns_name: Any
     path: str

@@ -19,6 +19,7 @@ from infra.plan.nodes.controller import host
 from infra.plan.nodes.document import node_document
 from infra.plan.nodes.proxy import environment
 from infra.plan.place import Place, runs_uri
+from infra.plan.storage.home import nfs_mount
 from lustrain.problem import UserError, problem
 
 BODY = Path(__file__).with_name("first_boot.sh")
@@ -94,7 +95,8 @@ def user_data(
     slurm: SlurmIds | None = None,
 ) -> str:
     """Return the script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
-    config, home = spec.storage.lustre, spec.storage.home
+    config = spec.storage.lustre
+    home = nfs_mount(spec.storage.home) if spec.storage.home and home_dns else None
     options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns), slurm=slurm)
     head = [
@@ -111,8 +113,9 @@ def user_data(
         f"lustre_path={shlex.quote(config.mount_path if config else '')}",
         f"lustre_efa={lustre_interfaces(spec, group)}",
         f"lustre_options={shlex.quote(options)}",
-        f"home_dns={shlex.quote(home_dns)}",
-        f"home_path={shlex.quote(home.mount_path if home else '')}",
+        f"home_source={shlex.quote(f'{home_dns}:{home.export}' if home else '')}",
+        f"home_path={shlex.quote(home.path if home else '')}",
+        f"home_options={shlex.quote(home.options if home else '')}",
         f"bundle_uri={shlex.quote(bundle_uri)}",
     ]
     text = "\n".join(head) + "\n\n" + BODY.read_text(encoding="ascii")

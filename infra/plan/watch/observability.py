@@ -31,6 +31,7 @@ COUNTED_GROUPS = 9
 """CloudWatch evaluates an alarm over at most ten metrics
 (https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch_limits.html)."""
 HOME_FULL_PERCENT = 85
+HOME_BUSY_PERCENT, HOME_BUSY_MINUTES = 95, 15
 BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
 """What first_boot.sh counts, in a namespace that the node role may write to."""
 HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"
@@ -105,7 +106,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
     groups = () if spec.hyperpod else tuple(f"group:{group.name}" for group in spec.groups)
     alarms = (
         *_lustre_alarms(spec),
-        *([_home_alarm(spec)] if spec.storage.home else []),
+        *_home_alarms(spec),
         *(_incomplete_group_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
         *([] if spec.hyperpod else [_boot_alarm(spec)]),
         *([_controller_alarm(spec)] if spec.controller else []),
@@ -170,6 +171,32 @@ def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
             periods=5,
             missing="missing",
         ),
+    )
+
+
+def _home_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
+    """Return the alarm on the file system of homes; one of the user's has none of ours."""
+    config = spec.storage.home
+    if config is None or config.existing is not None:
+        return ()
+    return (_home_alarm(spec) if config.type == "openzfs" else _efs_alarm(spec),)
+
+
+def _efs_alarm(spec: ClusterSpec) -> Alarm:
+    """EFS has no capacity to run out of, only operations: https://docs.aws.amazon.com/efs/latest/ug/efs-metrics.html"""
+    return Alarm(
+        name=f"{spec.name}-home-busy",
+        subject="home",
+        description=(
+            f"Home folders have been at more than {HOME_BUSY_PERCENT} % of the operations that their file system does, for "
+            f"{HOME_BUSY_MINUTES} minutes: logins and starts of jobs are slow on every node. First: look for a job that reads "
+            "or writes many small files in a home, and move its data to Lustre, S3 or /scratch"
+        ),
+        metrics=(Metric("busy", "AWS/EFS", "PercentIOLimit", "Average", "FileSystemId"),),
+        expression="1 * busy",
+        label="of the operations that the home file system does, percent",
+        threshold=HOME_BUSY_PERCENT,
+        periods=HOME_BUSY_MINUTES,
     )
 
 

@@ -72,6 +72,7 @@ class Aws:
     ec2: EC2Client = _client_of("ec2")
     ecr: ECRClient = _client_of("ecr")
     eks: EKSClient = _client_of("eks")
+    efs: Any = _client_of("efs")
     fsx: FSxClient = _client_of("fsx")
     iam: IAMClient = _client_of("iam")
     logs: Any = _client_of("logs")

@@ -8,12 +8,15 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from infra.catalog.efs import EFS_PORT as NFS_PORT
+from infra.catalog.efs import GUIDE
 from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
 from infra.plan.place import COST_TAG, host
 from infra.plan.storage.associations import S3_OWN_KEY, AssociationPlan, association_key
 from infra.plan.storage.buckets import made_buckets
+from infra.plan.storage.home import SOURCE
 from infra.preflight.online.client import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
@@ -22,6 +25,7 @@ from lustrain.problem import Problem
 
 PORTS = sorted({port for ends in LUSTRE_PORTS for port in ends})
 HERE = "storage.lustre.existing"
+HOMES = "storage.home.existing"
 RULES = Family()
 
 
@@ -74,32 +78,98 @@ def _reached(spec: ClusterSpec, aws: Aws, there: dict[str, Any]) -> Problems:
 
 
 @RULES.add(
+    "FSX-103",
+    "An existing EFS is there and available, with a mount target in the VPC and each zone of the nodes.",
+    f"{GUIDE}/accessing-fs.html",
+    permission="elasticfilesystem:DescribeMountTargets",
+)
+def existing_efs(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    homes = spec.storage.home
+    if homes is None or homes.existing is None or homes.type != "efs":
+        return
+    named = homes.existing.id
+    answer = answered("FileSystemNotFound", aws.efs.describe_file_systems, FileSystemId=named)
+    if answer is None:
+        yield finding(f"{HOMES}.id", f"{named} is not in this account and region", "correct it")
+        return
+    state = answer["FileSystems"][0]["LifeCycleState"]
+    if state not in ("available", "updating"):
+        yield finding(f"{HOMES}.id", f"is {state}", "use one that is available")
+        return
+    targets = aws.efs.describe_mount_targets(FileSystemId=named)["MountTargets"]
+    network = spec.network.existing
+    if network and (
+        strange := sorted({vpc for one in targets if (vpc := one.get("VpcId")) not in (None, network.vpc_id)})
+    ):
+        yield finding(
+            f"{HOMES}.id", f"has its mount targets in {', '.join(strange)}, the nodes are in {network.vpc_id}", SAME_VPC
+        )
+        return
+    zones = {one.get("AvailabilityZoneId") for one in targets}
+    for zone in (spec.zone_id, *spec.other_zones):
+        if zone not in zones:
+            message = f"has no mount target in {zone}, where its name means nothing to nodes"
+            yield finding(
+                f"{HOMES}.id", message, f"make one: aws efs create-mount-target --file-system-id {named} --subnet-id …"
+            )
+
+
+@RULES.add(
+    "FSX-104",
+    "An existing OpenZFS for homes is there, available, and in the VPC of the nodes.",
+    SOURCE,
+    permission="fsx:DescribeFileSystems",
+)
+def existing_openzfs(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    homes = spec.storage.home
+    if homes is None or homes.existing is None or homes.type != "openzfs":
+        return
+    named, network = homes.existing.id, spec.network.existing
+    answer = answered("FileSystemNotFound", aws.fsx.describe_file_systems, FileSystemIds=[named])
+    there: Any = answer["FileSystems"][0] if answer else {}
+    if there.get("FileSystemType") != "OPENZFS":
+        yield finding(f"{HOMES}.id", f"{named} is no OpenZFS in this account and region", "correct it, or set type")
+    elif there.get("Lifecycle") not in ("AVAILABLE", "UPDATING"):
+        yield finding(f"{HOMES}.id", f"is {there.get('Lifecycle')}", "use one that is AVAILABLE")
+    elif network and there.get("VpcId") != network.vpc_id:
+        message = f"lies in {there.get('VpcId')}, the nodes in {network.vpc_id}"
+        yield finding(f"{HOMES}.id", message, "use one of the nodes' VPC")
+
+
+SAME_VPC = "use one of the nodes' VPC: a file system has mount targets in one VPC only"
+
+
+@RULES.add(
     "FSX-102",
-    "An existing Lustre's security group is of the nodes' VPC and lets the nodes in (988, 1018 to 1023).",
+    "An existing file system's security group is of the nodes' VPC and lets them in (Lustre: 988, 1018 to 1023; homes: 2049).",
     f"{LUSTRE_GUIDE}/limit-access-security-groups.html",
     permission="ec2:DescribeSecurityGroups",
 )
-def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    existing = spec.storage.lustre.existing if spec.storage.lustre else None
-    if existing is None:
-        return
-    path = f"{HERE}.security_group_id"
+def open_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    lustre, homes = spec.storage.lustre, spec.storage.home
+    if lustre and lustre.existing:
+        yield from _lets_in(spec, aws, f"{HERE}.security_group_id", lustre.existing.security_group_id, PORTS)
+    if homes and homes.existing:
+        yield from _lets_in(spec, aws, f"{HOMES}.security_group_id", homes.existing.security_group_id, [NFS_PORT])
+
+
+def _lets_in(spec: ClusterSpec, aws: Aws, path: str, group_id: str, ports: Sequence[int]) -> Problems:
     describe = aws.ec2.describe_security_groups
-    answer = answered("InvalidGroup.NotFound", describe, GroupIds=[existing.security_group_id])
+    answer = answered("InvalidGroup.NotFound", describe, GroupIds=[group_id])
     if answer is None:
-        yield finding(path, f"{existing.security_group_id} is not in this account and region", "correct it")
+        yield finding(path, f"{group_id} is not in this account and region", "correct it")
         return
     group = answer["SecurityGroups"][0]
     if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
         yield finding(path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it")
-    yield from _closed_ports(spec, aws, group.get("IpPermissions", []))
+    yield from _closed_ports(spec, aws, group.get("IpPermissions", []), path, ports)
 
 
-def _closed_ports(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> Problems:
+def _closed_ports(spec: ClusterSpec, aws: Aws, rules: Sequence[Any], path: str, ports: Sequence[int]) -> Problems:
     """Report ports at which no rule admits the nodes, by an address range that holds their subnet or by the cluster's own
     group, which exists after `pulumi up`."""
-    path, subnets = f"{HERE}.security_group_id", tuple(_node_subnets(spec, aws))
-    by_port = {port: [rule for rule in rules if _opens(rule, port)] for port in PORTS}
+    subnets = tuple(_node_subnets(spec, aws))
+    by_port = {port: [rule for rule in rules if _opens(rule, port)] for port in ports}
     closed = {port: opening for port, opening in by_port.items() if not _ranges_hold(opening, subnets)}
     if closed:
         ours = _cluster_groups(spec, aws, rules)
@@ -114,7 +184,8 @@ def _closed_ports(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> Problems
         )
         return
     message = f"does not let the nodes in at {', '.join(map(str, closed))}"
-    yield finding(path, message, f"allow tcp 988 and 1018-1023 from {', '.join(map(str, subnets))}")
+    needed = "988 and 1018-1023" if ports == PORTS else ", ".join(map(str, ports))
+    yield finding(path, message, f"allow tcp {needed} from {', '.join(map(str, subnets))}")
 
 
 def _node_subnets(spec: ClusterSpec, aws: Aws) -> Iterator[IPv4Network]:

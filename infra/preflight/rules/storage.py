@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from infra.catalog.efs import GUIDE
 from infra.catalog.fsx import API, EFA_CONNECTIONS, LUSTRE_GUIDE
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, ExistingHome, ExistingLustre
 from infra.finding import finding
 from infra.plan.nodes.clients import lustre_interfaces
 from infra.plan.place import host
@@ -79,6 +80,7 @@ def lustre(spec: ClusterSpec, context: Context) -> Problems:
     judgement=True,
 )
 @RULES.add("FSX-016", "The home file system's throughput is on OpenZFS's ladder.", home.SOURCE)
+@RULES.add("FSX-018", "Keys of the home file system are those of its type, and of a new one.", GUIDE, judgement=True)
 def home_folders(spec: ClusterSpec, context: Context) -> Problems:
     yield from home.violations(spec.storage)
     for key, path in _mounts(spec):
@@ -127,36 +129,35 @@ NO_EFA = "set storage.lustre.efa: false where the file system is not made yet"
 
 @RULES.add(
     "FSX-013",
-    "The DNS name of an existing Lustre is that of its id and of this region.",
+    "The DNS name of an existing file system is that of its id and of this region.",
     f"{LUSTRE_GUIDE}/mounting-ec2-instance.html",
     judgement=True,
 )
 def existing_name(spec: ClusterSpec, context: Context) -> Problems:
-    existing = spec.storage.lustre.existing if spec.storage.lustre else None
-    if existing is None:
-        return
-    found = host(existing.dns_name, "fsx")
-    here = "storage.lustre.existing.dns_name"
-    if not found:
-        message = f"{existing.dns_name} is not the name of an FSx file system"
-        yield finding(here, message, f"write {existing.id}.fsx.{context.place.region}.{context.place.dns_suffix}")
-    elif found.name != existing.id:
-        yield finding(here, f"{found.name} is not id = {existing.id}", "make them the same file system")
-    elif context.region and found.region != context.region:
-        message = f"the file system is in {found.region}, the cluster in {context.region}"
-        yield finding(here, message, "use one of the cluster's region and zone")
+    for path, service, existing in _existing(spec):
+        found = host(existing.dns_name, service)
+        here, of = f"{path}.dns_name", {"fsx": "FSx", "efs": "EFS"}[service]
+        if not found:
+            message = f"{existing.dns_name} is not the name of an {of} file system"
+            fix = f"write {existing.id}.{service}.{context.place.region}.{context.place.dns_suffix}"
+            yield finding(here, message, fix)
+        elif found.name != existing.id:
+            yield finding(here, f"{found.name} is not id = {existing.id}", "make them the same file system")
+        elif context.region and found.region != context.region:
+            message = f"the file system is in {found.region}, the cluster in {context.region}"
+            yield finding(here, message, "use one of the cluster's region and zone")
 
 
 @RULES.add(
     "FSX-014",
-    "An existing Lustre is reached from an existing network: a new VPC has no way to it.",
+    "An existing file system is reached from an existing network: a new VPC has no way to it.",
     f"{LUSTRE_GUIDE}/mounting-on-premises.html",
     level="warning",
 )
 def existing_in_new_network(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.storage.lustre and spec.storage.lustre.existing and spec.network.existing is None:
+    for path, _, _ in _existing(spec) if spec.network.existing is None else ():
         message = "the file system lies in another VPC than the one that is made for the cluster"
-        yield finding("storage.lustre.existing", message, "set network.existing to the file system's own VPC")
+        yield finding(path, message, "set network.existing to the file system's own VPC")
 
 
 @RULES.add(
@@ -170,6 +171,15 @@ def nothing_shared(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend == "hyperpod-slurm" and not shared:
         message = "Slurm's nodes have no shared folder: job scripts and logs are on each node's own disk"
         yield finding("storage", message, "add storage.lustre or storage.home")
+
+
+def _existing(spec: ClusterSpec) -> Iterator[tuple[str, str, ExistingLustre | ExistingHome]]:
+    """Yield existing file systems with their path, and the service that names them."""
+    lustre, homes = spec.storage.lustre, spec.storage.home
+    if lustre and lustre.existing:
+        yield "storage.lustre.existing", "fsx", lustre.existing
+    if homes and homes.existing:
+        yield "storage.home.existing", "efs" if homes.type == "efs" else "fsx", homes.existing
 
 
 def _mounts(spec: ClusterSpec) -> Iterator[tuple[str, str]]:

@@ -46,7 +46,11 @@ def group_of_one_zone(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("NET-017", "Workers lie in the zone of the file systems.", PRICES, level="warning")
 def storage_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
-    there = listed(name for name in ("lustre", "home") if getattr(spec.storage, name))
+    homes = spec.storage.home
+    # EFS has a mount target in every zone of nodes.
+    there = listed(
+        name for name, lies in (("lustre", spec.storage.lustre), ("home", homes and homes.type == "openzfs")) if lies
+    )
     for path, group in groups(spec) if there else ():
         if group.role == "worker" and spec.zone_of(group) != spec.zone_id:
             efa = efa_wanted(spec) and by_default(spec.node_of(group))
