@@ -236,6 +236,8 @@ class Alarms(Section):
     that is shipped does yet, and EC2's notices there are those of the whole account."""
     lustre_free_fraction: Fraction = 0.15
     nat_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
+    home_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+    """EFS only, which bills what is read and written."""
 
 
 class Observability(Section):

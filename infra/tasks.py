@@ -140,7 +140,7 @@ def alert_rules(flags: AlertRules) -> TaskResult:
 
 @dataclass(frozen=True)
 class Dashboards:
-    output: str = flag(help="folder to write the files to")
+    output: str = flag("dashboards", "folder to write the files to")
     runbook: str | None = flag(None, "address at which docs/runbook.md is served, for links from panels")
     gpu_hour_usd: str | None = flag(None, "price of a GPU-hour on the page of costs; a list price by default")
     json: bool = flag(False, "print the files' paths as JSON")

@@ -20,26 +20,35 @@ host=${image%%/*}
 pull() {
     "$engine" pull --quiet "$image" >/dev/null
 }
-pull_by_role() {
-    command -v aws >/dev/null || return
-    DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG REGISTRY_AUTH_FILE="$DOCKER_CONFIG/config.json" || return
-    trap 'rm -rf "$DOCKER_CONFIG"' EXIT
+pull_by_role() (
+    command -v aws >/dev/null || exit
     region=${host#*.dkr.ecr.}
-    password=$(aws ecr get-login-password --region "${region%%.*}") || return
+    password=$(aws ecr get-login-password --region "${region%%.*}") || exit
+    DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG REGISTRY_AUTH_FILE="$DOCKER_CONFIG/config.json" || exit
+    trap 'rm -rf "$DOCKER_CONFIG"' EXIT
+    trap 'exit 143' HUP INT TERM USR1
     printf %s "$password" | "$engine" login --username AWS --password-stdin "$host" >/dev/null && pull
-}
+)
 if ! "$engine" image inspect "$image" >/dev/null 2>&1; then
     case "$host" in
-        *.dkr.ecr.*.amazonaws.com*) pull || pull_by_role || exit 125 ;;
+        *.dkr.ecr.*.amazonaws.com | *.dkr.ecr.*.amazonaws.com.cn) pull || pull_by_role || exit 125 ;;
         *) pull || exit 125 ;;
     esac
 fi
 "$@\""""
 """For `sh -c`, with the engine, the image and a command: has the image there, then runs the command. Where the node's own
-logins do not open a registry of ECR, its role does; that login is gone at the end."""
-REPLACE = '"$1" rm --force "$2" >/dev/null 2>&1; shift 2; exec "$@"'
-"""For `sh -c`, with the engine, a container's name and a command. A container outlives a client that was killed, so what is
-left of an earlier launch is removed first."""
+logins do not open a registry of ECR, its role does; that login is gone once the image is there."""
+REPLACE = """engine=$1 prefix=$2
+shift 2
+for _ in 1 2 3 4 5; do
+    left=$("$engine" ps --all --quiet --filter "name=^$prefix") || exit 125
+    [ -n "$left" ] || exec "$@"
+    "$engine" rm --force $left >/dev/null || sleep 2
+done
+echo "containers of an earlier launch are still here; fix: $engine rm --force" $left >&2
+exit 125"""
+"""For `sh -c`, with the engine, what names of containers begin with, and a command. A container outlives a client that was
+killed, and holds its GPUs: what is left of earlier launches is removed first, or the command does not start."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +93,19 @@ def run_words(
     words += ["--interactive"] if interactive else []
     # Its output goes to who has started it, and is kept there.
     words += ["--log-driver=none", "--network=host", "--ipc=host", f"--user={engine.user}"]
-    words += ["--userns=keep-id"] if engine.rootless else [f"--group-add={group}" for group in engine.groups]
+    if engine.rootless:
+        # Numbers of groups mean others in its user namespace: https://docs.podman.io/en/latest/markdown/podman-run.1.html
+        words += ["--userns=keep-id", "--group-add=keep-groups"]
+    else:
+        words += [f"--group-add={group}" for group in engine.groups]
     words += ["--cap-drop=ALL", "--security-opt=no-new-privileges"]
     if engine.kind == DOCKER:
         # Those of the daemon would hold, not of this process.
         words += ["--ulimit=stack=-1:-1", "--ulimit=nofile=131072:131072"]
         words += ["--ulimit=memlock=-1:-1"] if container.efa else []
     else:
-        # A label would keep it from shared folders: https://docs.podman.io/en/latest/markdown/podman-run.1.html
-        words += ["--ulimit=host", "--security-opt=label=disable"]
+        # 2048 processes are too few for the threads of all ranks; a label would keep it from shared folders.
+        words += ["--ulimit=host", "--pids-limit=-1", "--security-opt=label=disable"]
     if container.gpus:
         words += ["--gpus=all"] if engine.kind == DOCKER else ["--device=nvidia.com/gpu=all"]
     words += [f"--device={EFA_DEVICES}"] if container.efa else []
@@ -125,6 +138,8 @@ def enroot_reference(image: str) -> str:
     (`docker::_parse_uri` of https://github.com/NVIDIA/enroot/blob/master/src/docker.sh)."""
     name, _, digest = image.partition("@")
     registry, _, repository = name.partition("/")
+    if registry != "localhost" and not {".", ":"} & {*registry}:
+        registry, repository = "docker.io", name
     return f"{'registry-1.docker.io' if registry == 'docker.io' else registry}#{repository}:{digest}"
 
 
@@ -138,9 +153,9 @@ def prepared(engine: Engine, container: Container, words: Sequence[str]) -> list
     return ["/bin/sh", "-c", PREPARE, "lustrain", engine.program, container.image, *words]
 
 
-def replacing(engine: Engine, name: str, words: Sequence[str]) -> list[str]:
-    """Return a command that removes the container of that name, then runs `words`."""
-    return ["/bin/sh", "-c", REPLACE, "lustrain", engine.program, name, *words]
+def replacing(engine: Engine, prefix: str, words: Sequence[str]) -> list[str]:
+    """Return a command that removes the containers whose names begin so, then runs `words`."""
+    return ["/bin/sh", "-c", REPLACE, "lustrain", engine.program, prefix, *words]
 
 
 def trial_script(container: Container, variables: Sequence[str], user: str, groups: Sequence[str], python: str) -> str:

@@ -12,17 +12,18 @@ from lustrain.problem import Problem, problem
 
 DEFAULT = "image.json"
 MAKE = "fab image-build --push, or give REGISTRY/REPOSITORY@sha256:…"
-_DIGEST = r"[\w.:\[\]-]+(/[\w.-]+)+@sha256:[0-9a-f]{64}"
+_DIGEST = r"[A-Za-z0-9\[][\w.:\[\]-]*(/[\w.-]+)+@sha256:[0-9a-f]{64}"
 _PATH = re.compile(r"/[A-Za-z0-9_./+@=-]*")
 """A path that is a word in an option of docker, podman and Pyxis, and in a unit of systemd."""
 
 
 def checked_image(flags: TrainFlags, target: Target, problems: list[Problem]) -> str:
-    """Return the image by its digest; adds what is wrong with it to `problems`."""
+    """Return the image by its digest, empty where it has none; adds what is wrong with it to `problems`."""
     ref, built_for = target.image
     name = flags.image or DEFAULT
     if not re.fullmatch(_DIGEST, ref):
         problems.append(problem("--image", name, "names no image by its digest", fix=MAKE))
+        ref = ""
     gpus = target.group.gpus if target.group else 0
     if target.group is not None and built_for and (built_for == "cpu") != (not gpus):
         nodes = f"nodes with {gpus} GPUs" if gpus else "nodes without GPUs"
@@ -39,7 +40,7 @@ def container_of(flags: TrainFlags, target: Target, problems: list[Problem]) -> 
     if group is None and image and not built_for:
         why = "without a Cluster it is not known whether it needs GPUs"
         problems.append(problem("--image", flags.image, why, fix="give the image.json of its build, or --cluster"))
-    if group is None and built_for == "gaudi":
+    if built_for == "gaudi":
         problems.append(problem("--image", flags.image, "is built for gaudi, whose containers start on no node yet"))
     for path, folder in target.paths.items():
         if not folder.startswith("/"):

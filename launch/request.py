@@ -30,6 +30,7 @@ LEAVE = timedelta(minutes=30)
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
 SCRATCH, MEMORY = "/opt/dlami/nvme", "/dev/shm/"
 """A node's own disks, as node tuning mounts them (node_setup/settings/nvme.toml), and its shared memory."""
+FILE = "file://"
 SIZE_FLAGS = ("--nodes", "--spare", "--nproc", "--group", "--partition")
 """Where one of these is wrong, the number of ranks is not known."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -220,16 +221,13 @@ def node_paths(config: Config, run: str, cluster: Cluster | None) -> dict[str, s
         named["metrics.tensorboard"] = config.metrics.tensorboard
     if cluster and cluster.lustre:
         named["lustre.path"] = cluster.lustre.path
-    return {
-        name: value
-        for name, value in named.items()
-        if isinstance(value, str) and value and "://" not in value and not value.startswith(MEMORY)
-    }
+    paths = {name: value.removeprefix(FILE) for name, value in named.items() if isinstance(value, str) and value}
+    return {name: path for name, path in paths.items() if "://" not in path and not path.startswith(MEMORY)}
 
 
 def _is_path(key: str, value: object) -> bool:
     """Whether an option of a Task names something on the node: it is absolute, or its folder of data."""
-    return isinstance(value, str) and (value.startswith("/") or key == "data")
+    return isinstance(value, str) and (value.startswith(("/", FILE)) or key == "data")
 
 
 def _backend_name(

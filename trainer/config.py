@@ -195,7 +195,7 @@ class ParallelConfig(Section):
     timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0
     """How long ranks wait for each other, at the start and in each exchange."""
     allow_sockets: bool = False
-    """Train over several nodes although NCCL uses none of their EFA devices."""
+    """Train over several nodes although NCCL uses none of the EFA devices of one of them."""
     bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0
     gradient_as_bucket_view: bool = True
     static_graph: bool = False

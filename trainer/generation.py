@@ -181,8 +181,8 @@ def flush_records(log: RunLog, resumed_at: int, step: int) -> None:
 def require_same_weights(answers: dict[int, Json]) -> Json:
     """Return the checksum of all weights; UserError unless all ranks that hold the same begin with the same.
 
-    Each rank answers with its `held_checksums`. On a mesh that cuts tensors the checksum of all is one of these, comparable for
-    the same mesh only.
+    Each rank answers with its `held_checksums`. On a mesh that cuts tensors the checksum of all is made from these, and
+    comparable for the same mesh only.
     """
     held: dict[str, str] = {}
     other = []
@@ -234,24 +234,26 @@ def log_start(training: Training, run_lease: RunLease, loaded: Loaded | None, we
         training.sink.event("config_changed", {"changes": run_lease.changes})
 
 
-def weights_checksum(shards: Iterable[LocalShard]) -> str:
-    """CRC-64/NVME over this rank's bytes of all model tensors in name order, 16 hex digits."""
-    total = 0
-    for shard in sorted(shards, key=lambda shard: shard.name):
-        if shard.name.startswith("model/"):
-            raw = shard.tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            total = crc64nvme(raw.numpy().data, total)
-    return f"{total:016x}"
-
-
 def held_checksums(shards: Iterable[LocalShard], axes: Sequence[Axis]) -> dict[str, str]:
-    """Return a checksum for each place along axes that cut model tensors: of those that all ranks at that place hold."""
+    """Return the checksum of the model tensors that are cut along the same axes, by this rank's place along these.
+
+    All ranks at that place hold the same bytes. Each tensor is read once: that takes seconds where they are large.
+    """
     at: dict[str, list[LocalShard]] = {}
     for shard in shards:
         if shard.name.startswith("model/"):
             cut = [axis for axis in axes if axis.name not in shard.replica_axes]
             at.setdefault(" ".join(f"{axis.name} {axis.coordinate}" for axis in cut), []).append(shard)
-    return {place: weights_checksum(some) for place, some in at.items()}
+    return {place: checksum_of(some) for place, some in at.items()}
+
+
+def checksum_of(shards: Iterable[LocalShard]) -> str:
+    """CRC-64/NVME over this rank's bytes of these tensors in name order, 16 hex digits."""
+    total = 0
+    for shard in sorted(shards, key=lambda shard: shard.name):
+        raw = shard.tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        total = crc64nvme(raw.numpy().data, total)
+    return f"{total:016x}"
 
 
 def sinks_of(training: Training, owned: OwnedRun) -> list[Sink]:

@@ -7,6 +7,7 @@ import faulthandler
 import logging
 import sys
 from contextlib import ExitStack
+from functools import partial
 
 from lustrain.process import signal_when_orphaned
 from trainer import config as configuration
@@ -21,15 +22,15 @@ from trainer.launch.ranks import STACKS
 from trainer.loop import LoopEnd, Training, train, warm_up
 from trainer.metrics import Sink
 from trainer.metrics.relay import Relay, rank_name
-from trainer.parallel import World, choose
+from trainer.parallel import World, all_reduce_stats, choose
 from trainer.parallel.agree import run_on_all_ranks
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
 from trainer.parallel.transport import read_transport, require_efa
-from trainer.parallel.votes import StoreVotes
+from trainer.parallel.votes import StoreVotes, VoteBox
 from trainer.run.config_file import config_file
 from trainer.run.exporter import start_exporter
-from trainer.run.footprint import ranks_here, report_lack_of_memory
+from trainer.run.footprint import report_lack_of_memory
 from trainer.run.start import (
     check_fit,
     claim_run,
@@ -97,6 +98,8 @@ def prepare(
     cleanup.enter_context(rank_0_last(world, votes))
 
     run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, task, world, relay.event))
+    if world.device.type == "cuda" and world.world_size > 1:
+        check_transport(config, world, votes, relay.event)
     open_and_compare_data(config, task, world, votes)
     cleanup.callback(task.close)
 
@@ -110,8 +113,6 @@ def prepare(
     cleanup.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(run_lease.schedule_steps)
     training = build(config, task, world, watch, relay)
-    if world.device.type == "cuda" and ranks_here(world.world_size) < world.world_size:
-        run_on_all_ranks(votes, world.rank, "start/transport", lambda: check_transport(config, world, relay.event))
     exporter = start_exporter(
         config, world, relay.event, lambda: task.flops_per_token(training.model), training.clock.age_s
     )
@@ -124,12 +125,14 @@ def prepare(
     return training, owned
 
 
-def check_transport(config: Config, world: World, on_event: OnEvent) -> None:
-    """Record what rank 0's NCCL sends over; UserError where a rank leaves its node's EFA devices unused."""
-    transport = read_transport()
-    require_efa(transport, allow_sockets=config.parallel.allow_sockets)
-    if world.rank == 0:
-        on_event("transport", {"efa": list(transport.efa), "opened": list(transport.opened)})
+def check_transport(config: Config, world: World, votes: VoteBox, on_event: OnEvent) -> None:
+    """Record what NCCL sends over between hosts; UserError where it leaves a host's EFA devices unused."""
+    # NCCL opens them for its first communicator, which torch may make in the background or as late as for a collective.
+    all_reduce_stats(world, [0.0])
+    require = partial(require_efa, allow_sockets=config.parallel.allow_sockets)
+    transport = run_on_all_ranks(votes, world.rank, "start/transport", lambda: read_transport().to_json(), require)
+    if transport and world.rank == 0:
+        on_event("transport", transport)
 
 
 def build(config: Config, task: Task, world: World, watch: NoticeWatcher, sink: Sink) -> Training:

@@ -19,34 +19,23 @@ def look_up_plane(spec: ClusterSpec) -> ControlPlane | None:
         return None
     try:
         found = aws.eks.get_cluster(name=spec.eks_name)
-        network = _network_of(found)
     except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
         why = f"this EKS cluster cannot be looked up: {refusal(error)}"
         raise UserError(
             problem(EXISTING, spec.eks_name, why, fix="name a cluster of this account and region")
         ) from None
+    network = found.vpc_config  # None of a cluster that runs elsewhere (EKS Connector)
     plane = ControlPlane(
         arn=found.arn,
         version=found.version,
         status=found.status,
         authentication_mode=next((one.authentication_mode for one in found.access_configs), "CONFIG_MAP"),
-        vpc_id=network["vpcId"],
-        security_group_id=network["clusterSecurityGroupId"],
+        vpc_id=network.vpc_id if network else "",
+        security_group_id=network.cluster_security_group_id if network else "",
     )
     if problems := list(unfit(spec, plane)):
         raise UserError(problems)
     return plane
-
-
-def _network_of(found: aws.eks.GetClusterResult) -> Mapping[str, str]:
-    if found.vpc_config:
-        return {
-            "vpcId": found.vpc_config.vpc_id,
-            "clusterSecurityGroupId": found.vpc_config.cluster_security_group_id,
-        }
-    # A plugin without pulumi-aws's own names keeps Terraform's, under which the SDK drops the block.
-    raw = pulumi.runtime.invoke("aws:eks/getCluster:getCluster", {"name": found.name}).value
-    return dict(raw["vpcConfigs"][0])
 
 
 class EksCluster(pulumi.ComponentResource):
@@ -75,7 +64,7 @@ class EksCluster(pulumi.ComponentResource):
         super().__init__("lustrain:infra:EksCluster", name, None, opts)
         self.ready = []
         if found is None:
-            self._make(name, plan, subnet_ids, security_group_ids, role_arns, depends_on)
+            self._make_control_plane(name, plan, subnet_ids, security_group_ids, role_arns, depends_on)
         else:
             self.name, self.arn, self.version = (
                 pulumi.Output.from_input(value) for value in (plan.name, found.arn, found.version)
@@ -96,7 +85,7 @@ class EksCluster(pulumi.ComponentResource):
         self.ready += [*access, *identities, *made]
         self.register_outputs({"name": self.name, "arn": self.arn})
 
-    def _make(
+    def _make_control_plane(
         self,
         name: str,
         plan: EksPlan,

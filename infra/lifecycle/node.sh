@@ -104,8 +104,9 @@ copy_files() {
   set +a
 }
 
-# home.mount is there where nothing else mounts the homes, and holds source, path and options in one line. What the image has
-# in its home folder (keys, shell settings) goes along, or nobody could log in. At a reboot nothing runs this: fstab mounts.
+# home.mount is there where nothing else mounts the homes, and holds source, path and options in one line. At a reboot nothing
+# runs this: fstab mounts, without `nofail`, with which systemd would let slurmd and logins start before the homes are there.
+# Where EFS does not answer, the boot goes on after 90 s without them (systemd.mount(5), DefaultTimeoutStartSec).
 mount_home() {
   local source path options aside="$root/run/lustrain/home"
   if [[ ! -f "$1/home.mount" ]]; then
@@ -121,24 +122,25 @@ mount_home() {
   fi
   say "mounting $source on $path"
   mkdir -p "$root$path" "$aside"
-  # A new mount target's name takes minutes to be known everywhere.
-  try 20 mount -t nfs4 -o "$options" "$source" "$aside"
-  # Other nodes copy into the same folder: cp fails on what another one made between its look and its write.
-  try 5 cp -an "$root$path/." "$aside/"
-  try 3 umount "$aside"
+  # A run that was ended left it mounted.
+  if ! mountpoint -q "$aside"; then
+    try 20 120 mount -t nfs4 -o "$options" "$source" "$aside"
+  fi
+  try 5 600 bash "$1/fill_homes.sh" "$root$path" "$aside"
+  try 3 120 umount "$aside"
   if ! grep -qsF "$source $path nfs4 " "$root/etc/fstab"; then
     mkdir -p "$root/etc"
     printf '%s %s nfs4 %s 0 0\n' "$source" "$path" "$options" >>"$root/etc/fstab"
   fi
-  try 20 mount -t nfs4 -o "$options" "$source" "$root$path"
+  try 20 120 mount -t nfs4 -o "$options" "$source" "$root$path"
 }
 
-# try TIMES COMMAND...: each try has two minutes.
+# try TIMES SECONDS COMMAND...: each try has that long.
 try() {
-  local times="$1" n
-  shift
+  local times="$1" limit="$2" n
+  shift 2
   for ((n = 1; n <= times; n++)); do
-    if timeout --kill-after=10 120 "$@"; then
+    if timeout --kill-after=10 "$limit" "$@"; then
       return
     fi
     say "try $n of $times failed: $*"

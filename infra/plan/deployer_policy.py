@@ -100,7 +100,10 @@ def _look(spec: ClusterSpec) -> Iterator[Statement]:
     by_backend = {
         "ec2": ["autoscaling:Describe*", "ec2:GetSpotPlacementScores"],
         "hyperpod-slurm": ["sagemaker:ListClusters"],
-        "hyperpod-eks": ["sagemaker:ListClusters", "eks:DescribeAddonVersions", "eks:ListClusters"],
+        "hyperpod-eks": [
+            "sagemaker:ListClusters",
+            *_named_actions("eks", "DescribeAddonVersions DescribeClusterVersions ListClusters"),
+        ],
     }
     efs = ["elasticfilesystem:Describe*"] if spec.storage.home and spec.storage.home.type == "efs" else []
     common = ["ec2:Describe*", *efs, "fsx:Describe*", "logs:DescribeLogGroups", "servicequotas:ListServiceQuotas"]
@@ -234,9 +237,12 @@ def _efs(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     systems = place.arn("elasticfilesystem", "file-system/*")
     encrypted = {"Bool": {"elasticfilesystem:Encrypted": "true"}}
     yield allow("HomesCreate", ["elasticfilesystem:CreateFileSystem"], "*", encrypted)
-    yield allow("HomesTag", ["elasticfilesystem:TagResource"], systems)
-    keep = """UpdateFileSystem PutLifecycleConfiguration PutBackupPolicy CreateMountTarget ModifyMountTargetSecurityGroups
-        UntagResource ListTagsForResource DeleteFileSystem DeleteMountTarget"""
+    # The tag says what is ours, so that a file system that is there already must not get it
+    # (https://docs.aws.amazon.com/efs/latest/ug/using-tags-efs.html).
+    at_creation = {"StringEquals": {"elasticfilesystem:CreateAction": "CreateFileSystem"}}
+    yield allow("HomesTag", ["elasticfilesystem:TagResource"], systems, at_creation)
+    keep = """UpdateFileSystem PutLifecycleConfiguration PutBackupPolicy CreateMountTarget TagResource UntagResource
+        ListTagsForResource DeleteFileSystem DeleteMountTarget"""
     yield allow("Homes", _named_actions("elasticfilesystem", keep), systems, _ours(spec))
     beside = [place.arn("ec2", f"{kind}/*") for kind in ("network-interface", "subnet", "security-group")]
     yield allow("MountTargets", ["ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface"], beside)
@@ -376,6 +382,8 @@ def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 def _eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     kinds = ("cluster/{0}", "addon/{0}/*/*", "access-entry/{0}/*", "podidentityassociation/{0}/*")
+    if admins := [role for role in spec.access.admin_roles if role.split(":")[4] == place.account]:
+        yield allow("AdminRolesLook", ["iam:GetRole"], admins)
     cluster, *inside = (place.arn("eks", kind.format(spec.eks_name)) for kind in kinds)
     if spec.eks.existing:
         yield from _existing_eks(spec, cluster, inside)

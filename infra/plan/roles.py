@@ -48,6 +48,15 @@ class RolePlan:
     """ARN of the instance profile that holds it."""
 
 
+EKS_ROLES = {
+    CLUSTER_ROLE: "cluster_role",
+    CSI_ROLE: "storage_role",
+    OPERATOR_ROLE: "operator_role",
+    KARPENTER_ROLE: "karpenter_role",
+}
+"""Key under `eks` of an existing role, by the key of its plan."""
+
+
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     """`node` always; with a scheduler also `controller`, unless nodes have a role of the user's, which then is the controller's
     too; with `hyperpod-eks` also one for the control plane that the stack makes, and for each chosen part that needs one."""
@@ -63,17 +72,8 @@ def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
         plans.append(_train_operator(spec, place))
     if spec.eks.karpenter:
         plans.append(_karpenter(spec, place))
-    existing = {plan.key: getattr(spec.eks, EKS_ROLES[plan.key]) for plan in plans}
-    return (node_role(spec, place), *(replace(plan, existing=existing[plan.key]) for plan in plans))
-
-
-EKS_ROLES = {
-    CLUSTER_ROLE: "cluster_role",
-    CSI_ROLE: "storage_role",
-    OPERATOR_ROLE: "operator_role",
-    KARPENTER_ROLE: "karpenter_role",
-}
-"""Key under `eks` of an existing role, by the key of its plan."""
+    named = (replace(plan, existing=getattr(spec.eks, EKS_ROLES[plan.key])) for plan in plans)
+    return (node_role(spec, place), *named)
 
 
 def key_of_existing(plan: RolePlan) -> str:

@@ -351,8 +351,7 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on is removed", lost, "let the jobs end first")
     for key in ("storage_role", "operator_role", "karpenter_role"):
         if (was := getattr(old.eks, key)) != (will_be := getattr(new.eks, key)):
-            message = f"{was or MADE_ROLE} becomes {will_be or MADE_ROLE}"
-            yield Change(f"eks.{key}", Effect.IN_PLACE, f"{message}; pods that run keep the old one")
+            yield Change(f"eks.{key}", Effect.IN_PLACE, f"{was or MADE_ROLE} becomes {will_be or MADE_ROLE}")
 
 
 def _roles(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

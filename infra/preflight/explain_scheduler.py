@@ -5,14 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Group
+from infra.plan.nodes.user_data import user_data
+from infra.plan.place import Place
 from infra.preflight.change import Change, Effect, protected, shown
 
 HERE = "scheduler"
+ANYWHERE = Place("us-east-1", "000000000000")
+"""Both specs are compared there; an update never moves a stack to another region."""
+STATE_PATH = "/var/spool/slurmctld"
+"""Where the node agent mounts the volume."""
 VOLUME = "the volume of Slurm's state"
 ANEW = "Slurm's controller is made anew with its address and state: jobs run on, and none starts for some minutes"
 LOST = "its root disk, and who is logged in there"
-INSTEAD = "do it while no job is about to start"
+INSTEAD = "do it while no job is about to start; until then: pulumi up --exclude '**-controller-instance'"
 
 
 def scheduler(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -34,11 +40,17 @@ def scheduler(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     elif was.type != will_be.type:
         message = f"{was.type} becomes {will_be.type}. {ANEW}"
         yield Change(f"{HERE}.controller.type", Effect.REPLACES_NODES, message, LOST, INSTEAD)
-    if was.image_id != will_be.image_id:
+    if will_be.image_id is None and was.image_id:
+        message = f"without it {was.image_id} stays: a default is looked up only when there is no controller yet"
+        yield Change(f"{HERE}.controller.image_id", Effect.IMPOSSIBLE, message, "", "name the image that you want")
+    elif was.image_id != will_be.image_id:
         message = f"{shown(was.image_id)} becomes {shown(will_be.image_id)}. {ANEW}"
         yield Change(f"{HERE}.controller.image_id", Effect.REPLACES_NODES, message, LOST, INSTEAD)
     if was.state_gib != will_be.state_gib:
         yield _size(was.state_gib, will_be.state_gib)
+    machine = old.controller
+    if machine and _boot(old, machine) != _boot(new, machine):
+        yield Change(f"{HERE}.controller", Effect.REPLACES_NODES, f"its first boot is another. {ANEW}", LOST, INSTEAD)
     if before.settings != after.settings:
         fix = "let jobs end, then replace the machines"
         message = "running machines keep the old slurm.conf"
@@ -59,9 +71,16 @@ def _architecture(spec: ClusterSpec) -> str | None:
     return kind.architecture if kind else None
 
 
+def _boot(spec: ClusterSpec, machine: Group) -> tuple[str | None, str]:
+    """Return what makes the instance anew beside type and image, as far as the spec says it and the bundle's name does not."""
+    lustre, home = ("there" if wish else "" for wish in (spec.storage.lustre, spec.storage.home))
+    script = user_data(spec, ANYWHERE, machine, lustre_dns=lustre, lustre_mount_name=lustre, home_dns=home)
+    return spec.access.ssh_key, script
+
+
 def _size(before: int, after: int) -> Change:
     path, message = f"{HERE}.controller.state_gib", f"{before} GiB become {after}"
     if after < before:
         return Change(path, Effect.IMPOSSIBLE, f"{message}: EBS shrinks no volume", "", f"keep {before}")
-    fix = "grow the file system in it too, on the controller (sudo resize2fs or xfs_growfs)"
+    fix = f"then grow the file system too, on the controller: sudo xfs_growfs {STATE_PATH}"
     return Change(path, Effect.IN_PLACE, f"{message}: the volume grows under the running controller", "", fix)

@@ -17,6 +17,8 @@ from lustrain.problem import Problem
 
 NO_ACCOUNT = "000000000000"
 """Stands in names and ARNs where the account is not known; as long as a real one."""
+CONTROLLER_PATH = "scheduler.controller"
+"""In the config, where groups have `groups.0` and so on."""
 Problems = Iterable[Problem]
 Look = TypeVar("Look", bound=Callable[..., Problems])
 
@@ -130,6 +132,13 @@ def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
             yield path, group, facts
 
 
+def known_machines(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
+    """Yield the groups of `known_groups`, and Slurm's controller on EC2 as one more."""
+    yield from known_groups(spec)
+    if (controller := spec.controller) and (facts := spec.node_of(controller)):
+        yield CONTROLLER_PATH, controller, facts
+
+
 @dataclass(frozen=True)
 class GroupType:
     """A type that nodes of a group may have: the group's path, the path of the type's name, the group as it is with that type
@@ -149,8 +158,7 @@ def group_types(spec: ClusterSpec) -> Iterator[GroupType]:
             alone = group.of_type(kind)
             yield GroupType(path, f"{path}.{key}", alone, spec.node_of(alone))
     if controller := spec.controller:
-        here = "scheduler.controller"
-        yield GroupType(here, f"{here}.type", controller, spec.node_of(controller))
+        yield GroupType(CONTROLLER_PATH, f"{CONTROLLER_PATH}.type", controller, spec.node_of(controller))
 
 
 def listed(values: Iterable[object]) -> str:

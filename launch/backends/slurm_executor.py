@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -52,6 +53,12 @@ STEP_NAMES = ("LUSTRAIN_ATTEMPT", "SLURMD_NODENAME", "SLURM_NNODES", "SLURM_NODE
 """Variables of a step that the launcher of a node reads, or the trial."""
 PREPARE_MIN = 30
 """How long nodes may take to have the image, and to start a container of it."""
+AGAIN_S = (10.0, 50.0)
+"""Pauses after which nodes are tried again: a registry that restarts, or limits its calls, answers within a minute."""
+FAILED_SOON_S = 300.0
+"""What takes longer to fail is not tried again: the other nodes of the job wait meanwhile."""
+CONTAINERS = "lustrain-job-"
+"""Nodes are in one job at a time: what begins so on a node of this job, and is not its own, is of one that has ended."""
 TRIAL = "import os, trainer.launch.node; print(os.environ['SLURMD_NODENAME'])"
 ANSWER_S = 60.0
 """For a program that says what is on this host, and for the end of what is left on nodes."""
@@ -64,8 +71,7 @@ class Runtime:
         """`names`: variables that a container gets. Without an engine it is Pyxis that starts containers."""
         self.container, self._engine, self._names = container, engine, [*names, *STEP_NAMES]
         # One of an earlier start of this job may be half made.
-        start = os.environ.get("SLURM_RESTART_COUNT", "0")
-        self._name = f"lustrain-{os.environ['SLURM_JOB_ID']}-{start}"
+        self._name = f"{CONTAINERS}{os.environ['SLURM_JOB_ID']}-{restarts()}"
 
     def options(self) -> list[str]:
         """Return options of srun."""
@@ -78,7 +84,7 @@ class Runtime:
         if self.container is None or self._engine is None:
             return [*(pyxis_words() if self.container else []), *words]
         run = run_words(self._engine, self.container, self._names, self._name)
-        return replacing(self._engine, self._name, [*run, *words])
+        return replacing(self._engine, CONTAINERS, [*run, *words])
 
     def trial_words(self, words: Sequence[str]) -> list[str]:
         """Return what a step runs that has the image on its nodes, and tries it."""
@@ -93,7 +99,11 @@ class Runtime:
             return list(words)
         if self._engine is not None:
             plain = replace(self.container, gpus=False, efa=False)
-            return [*run_words(self._engine, plain, self._names, interactive=True), *words]
+            # One that was given up may still be there, and must not write later.
+            name = f"{self._name}-records"
+            return replacing(
+                self._engine, name, [*run_words(self._engine, plain, self._names, name, interactive=True), *words]
+            )
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={os.environ['SLURMD_NODENAME']}"]
         return [*step, "--overlap", "--export=ALL", *self.options(), *self.launch_words(words)]
 
@@ -101,7 +111,7 @@ class Runtime:
         """Return what a step runs to remove the container of a launch whose client was killed; empty where there is none."""
         if self._engine is None:
             return []
-        return replacing(self._engine, self._name, ["true"])
+        return replacing(self._engine, CONTAINERS, ["true"])
 
 
 def runtime_of(plan: Mapping[str, Any]) -> Runtime | None:
@@ -142,8 +152,8 @@ class CommandJournal:
     def __init__(self, plan: Mapping[str, Any], runtime: Runtime) -> None:
         self._command = runtime.host_words([plan["python"], "-m", "trainer.launch.journal"])
         self._run = plan["run"]
-        start = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + 1
-        self.launcher_id = f"job {os.environ['SLURM_JOB_ID']} of Slurm, start {start}, on {socket.gethostname()}"
+        job, start = os.environ["SLURM_JOB_ID"], restarts() + 1
+        self.launcher_id = f"job {job} of Slurm, start {start}, on {socket.gethostname()}"
 
     def read(self) -> tuple[list[Launch], str]:
         answer = self._call("take", {})
@@ -223,26 +233,35 @@ class Allocation:
 
     def _try(self, nodes: Sequence[str]) -> None:
         """Have the image on the nodes that were not tried yet, and start a container there."""
-        untried = [node for node in nodes if node not in self._tried]
-        if not untried or self._signal:
-            return
-        log(f"looking for the image on {', '.join(untried)}")
+        untried, until = [node for node in nodes if node not in self._tried], time.monotonic() + FAILED_SOON_S
+        for pause_s in (0.0, *AGAIN_S):
+            if not untried or time.monotonic() > until:
+                break
+            if pause_s:
+                log(f"no container started on {', '.join(untried)}, see above: trying again in {pause_s:.0f} s")
+                self.sleep(pause_s)
+            started = set() if self._signal else self._started(untried)
+            if self._signal:
+                # It was ended, which says nothing of the nodes.
+                return
+            self._tried.update(dict.fromkeys(started, True))
+            untried = [node for node in untried if node not in started]
+        for node in untried:
+            self._tried[node] = False
+            log(
+                f"{node} is left out: no container of {self._plan['container']['image']} starts there, see above; "
+                "fix: mend that, or give another --image"
+            )
+
+    def _started(self, nodes: Sequence[str]) -> set[str]:
+        """Have the image on these nodes, and return those on which a container of it started."""
+        log(f"looking for the image on {', '.join(nodes)}")
         limit = ["--kill-on-bad-exit=0", "--wait=0", f"--time={PREPARE_MIN}"]
         trial = self._runtime.trial_words([self._plan["python"], "-c", TRIAL])
-        command = [*self._step_words(untried), *limit, *self._runtime.options(), *trial]
+        command = [*self._step_words(nodes), *limit, *self._runtime.options(), *trial]
         self._step = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         out, _ = self._step.communicate()
-        if self.stop_reason():
-            # It was ended, which says nothing of the nodes.
-            return
-        started = set(out.decode(errors="replace").split())
-        self._tried.update((node, node in started) for node in untried)
-        for node in untried:
-            if node not in started:
-                log(
-                    f"{node} is left out: no container of {self._plan['container']['image']} starts there, see above; "
-                    "fix: mend that, or give another --image"
-                )
+        return set(out.decode(errors="replace").split()) & {*nodes}
 
     def _step_words(self, nodes: Sequence[str]) -> list[str]:
         """Return the words of a step with one task on each of the nodes, beside the steps that run there."""
@@ -346,15 +365,28 @@ class Allocation:
             self._step.send_signal(number)
 
 
-def requeue(without: Sequence[str]) -> int:
-    """Requeue this job, to start without some nodes; return the exit code of the script, which has to end at once."""
-    job = os.environ["SLURM_JOB_ID"]
+def restarts() -> int:
+    """Return how often Slurm has requeued this job."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def requeue(without: Sequence[str], unfit: Sequence[str] = ()) -> int:
+    """Requeue this job, to start without some nodes; return the exit code of the script, which has to end at once.
+
+    Slurm takes an `unfit` node for a good one, so those of earlier starts stay left out too.
+    """
+    job, names = os.environ["SLURM_JOB_ID"], [*without, *unfit]
+    with suppress(TemporarilyUnavailable):
+        before = _output("squeue", "--noheader", f"--jobs={job}", "--format=%x").strip() if unfit else ""
+        names += [before] if before else []
+    # Slurm ends this script as soon as the job is requeued, and which nodes it is to do without can be said only then.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     done = subprocess.run(["scontrol", "requeue", job], check=False)
     if done.returncode:
         log("Slurm does not requeue the job; fix: start it again with `fab train --resume`")
         return PEERS
     # Also where it is empty: a name in an earlier list may be that of another node by now.
-    subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}"], check=False)
+    subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(names)}"], check=False)
     return 0
 
 
@@ -377,7 +409,8 @@ def main(plan: Mapping[str, Any]) -> int:
         log(
             f"nothing on {socket.gethostname()} starts containers; allowed: Pyxis for srun, {NO_ENGINE}; fix: leave --image out"
         )
-        return USAGE
+        # This job has been on a host where something did.
+        return requeue((), [os.environ["SLURMD_NODENAME"]]) if restarts() else USAGE
     allocation = Allocation(plan, runtime)
     policy = RestartPolicy(**plan["policy"])
     try:
@@ -387,14 +420,15 @@ def main(plan: Mapping[str, Any]) -> int:
                 return requeue(()) if allocation.time_limit_reached else REQUEUE
             # The journal is in a container of this host.
             if os.environ["SLURMD_NODENAME"] in allocation.unfit_nodes:
-                return requeue(allocation.unfit_nodes) if nodes else USAGE
+                # The image of a job that was requeued has run before: its registry is away.
+                return requeue((), allocation.unfit_nodes) if nodes else PEERS if restarts() else USAGE
         journal = CommandJournal(plan, runtime)
         decision = supervise(allocation, journal, policy, log, max_wait_s=plan["max_wait_s"])
     finally:
         allocation.close()
     log(decision.why)
     if isinstance(decision, Requeue):
-        return requeue(sorted({*decision.without, *allocation.unfit_nodes}))
+        return requeue(decision.without, allocation.unfit_nodes)
     if allocation.time_limit_reached and decision.code in (PEERS, REQUEUE):
         return requeue(())
     return decision.code

@@ -33,7 +33,7 @@ from launch.backends.ssh_unit import (
 from launch.container import DOCKER, HOST_ONLY, Container, Engine, without_mount
 from launch.flags import TrainFlags
 from launch.image import container_of
-from launch.request import RunRequest, Target
+from launch.request import FILE, RunRequest, Target
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
 from launch.supervisor.policy import DONE, Launch, Stop
@@ -112,7 +112,7 @@ class SshBackend:
             print_line("looking at the nodes" + (", which fetch the image if they lack it" if common.container else ""))
             if common.container:
                 # The run's folder is made when all is well.
-                common = replace(common, container=without_mount(common.container, request.run))
+                common = replace(common, container=without_mount(common.container, request.run.removeprefix(FILE)))
             found = nodes.inspect(nodes_of_group(options.cluster, options.group), common)
         finally:
             nodes.close()

@@ -42,6 +42,8 @@ STATE_S = 15.0
 """For one look at a node; one that is slower counts as not known."""
 NOT_STARTED = (125, 126, 127)
 """Codes of `docker run` and `podman run` for what they could not start: https://docs.docker.com/engine/containers/run/#exit-status"""
+SIGNAL_AGAIN_S = 30.0
+"""After which a launcher that goes on gets the same signal again: docker drops one that comes while a container starts."""
 PORTS = 1000
 """A launch uses a port and the next one, and neither of the launch before, which a late process may still hold."""
 
@@ -69,6 +71,7 @@ class SshExecutor:
         self._left_out: dict[str, str] = {}
         self._starts_until: dict[tuple[str, Node], float] = {}
         """Until when a unit that is not there yet may still start on a node."""
+        self._inspecting = False
         self._signal = 0
         self._signalled = threading.Event()
         for number in FORWARDED:
@@ -81,7 +84,11 @@ class SshExecutor:
         except UserError as error:
             raise TemporarilyUnavailable(str(error)) from None
         self._known.update((node.name, node) for node in listed)
-        inspections = self._nodes.inspect(listed, plan)
+        self._inspecting = True
+        inspections = {} if self._signal else self._nodes.inspect(listed, plan)
+        self._inspecting = False
+        if self._signal:
+            return []
         left_out = {node.name: self._why_not(node, found) for node, found in inspections.items()}
         for name, why in left_out.items():
             if why and self._left_out.get(name) != why:
@@ -113,7 +120,7 @@ class SshExecutor:
         first_end: float | None = None
         stopped_at: float | None = None
         silent = False
-        signalled: set[Node] = set()
+        signalled: dict[Node, float] = {}
         while True:
             states = self._states(unit, nodes)
             now = self._clock()
@@ -133,7 +140,8 @@ class SshExecutor:
             if self._signal:
                 # One that starts, or does not answer, gets it later.
                 here = [node for node, state in zip(nodes, states, strict=True) if state == RUNNING]
-                signalled |= self._signal_all(unit, [node for node in here if node not in signalled], "TERM")
+                due = [node for node in here if now - signalled.get(node, -SIGNAL_AGAIN_S) >= SIGNAL_AGAIN_S]
+                signalled |= dict.fromkeys(self._signal_all(unit, due, "TERM"), now)
             if step == "stop" and stopped_at is None:
                 stopped_at = now
                 self._signal_all(unit, nodes, "TERM")
@@ -244,3 +252,6 @@ class SshExecutor:
     def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signal = number
         self._signalled.set()
+        if self._inspecting:
+            # A node may fetch the image for many minutes.
+            self._nodes.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -27,6 +28,8 @@ CALL_S = 60.0
 """For one script on one node, with its connection."""
 IMAGE_S = 1200.0
 """For a node to fetch the image, and to start a container of it."""
+IMAGE_AGAIN_S = 60.0
+"""After which a node that has refused an image is asked again: registries count what they are asked."""
 IMAGE_FIX = "mend that, or give another --image; docs/launch.md says what a node needs"
 REFUSED = "refused"
 
@@ -42,6 +45,8 @@ class Nodes:
         known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
         self._connections = Connections(known, limits, config)
         self._sessions: dict[Node, Session] = {}
+        self._refusals: dict[Node, tuple[float, Fault]] = {}
+        """Of an image: when, and why."""
         self._options = chosen
 
     def close(self) -> None:
@@ -76,7 +81,15 @@ class Nodes:
         listed = list(nodes)
         at_once = self._options.parallel(ssm=any(node.route.proxy for node in listed))
         with ThreadPoolExecutor(max(1, min(at_once, len(listed)))) as pool:
-            return dict(zip(listed, pool.map(safely, listed), strict=True))
+            try:
+                return dict(zip(listed, pool.map(safely, listed), strict=True))
+            except KeyboardInterrupt:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Wait for no node any longer: all calls end with a Fault. What runs on nodes goes on."""
+        self._connections.stopped.set()
 
     def inspect(self, nodes: Iterable[Node], plan: SshPlan) -> dict[Node, Inspection]:
         """Return whether nodes are ready for a launch. Nothing is changed on them but that they have the image."""
@@ -89,17 +102,27 @@ class Nodes:
                 return found
             trial = trial_script(plan.container, tuple(plan.variables), found.ids, found.groups, plan.python)
             try:
-                said = self.run(node, trial, root=True, seconds=IMAGE_S)
+                return with_engine(found, self._try_image(node, trial))
             except Fault as fault:
-                return replace(
-                    found, why=f"no container of {plan.container.image} starts there: {fault.why}", fix=IMAGE_FIX
-                )
-            return with_engine(found, said)
+                why = f"no container of {plan.container.image} starts there: {fault.why}"
+                return replace(found, why=why, fix=IMAGE_FIX)
 
         return {
             node: Inspection("", {}, f"{found.kind}: {found.why}", found.fix) if isinstance(found, Fault) else found
             for node, found in self.each(nodes, inspect).items()
         }
+
+    def _try_image(self, node: Node, trial: str) -> str:
+        """Return what the trial says. Fault."""
+        at, refusal = self._refusals.pop(node, (0.0, None))
+        if refusal is None or time.monotonic() - at > IMAGE_AGAIN_S:
+            try:
+                return self.run(node, trial, root=True, seconds=IMAGE_S)
+            except Fault as fault:
+                at, refusal = time.monotonic(), fault
+        if refusal.kind == REFUSED:
+            self._refusals[node] = at, refusal
+        raise refusal
 
     def _session(self, node: Node, seconds: float) -> Session:
         session = self._sessions.get(node)

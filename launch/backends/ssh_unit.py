@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launch.container import Container, Engine, run_words
+from launch.container import Container, Engine, replacing, run_words
 from lustrain.problem import UserError, problem
 from trainer.environment import ATTEMPT
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
@@ -223,6 +223,8 @@ def start_script(launcher: Launcher, rank: int, runner: Runner) -> str:
     beside a unit of a later launch, starts nothing; nor does one whose input was cut off.
     """
     environment, (prefix, _, number) = environment_file(launcher.unit), launcher.unit.rpartition("-")
+    # Where the daemon did not answer its unit's end, a container is left without one.
+    removal = shlex.join(replacing(runner.engine, f"{prefix}-", ["true"])) if runner.engine else ""
     return f"""set -e
 umask 077
 mkdir -p {ENVIRONMENT_FOLDER}
@@ -238,6 +240,7 @@ for file in {TRANSIENT}/{prefix}-*.service; do
     [ "${{unit##*-}}" -lt {number} ] || {{ echo "$unit is here already; fix: systemctl stop $unit" >&2; exit 1; }}
 done
 {_remove(f"{prefix}-")}
+{removal}
 umask 022
 mkdir -p {LOG_FOLDER}
 {prune_script()}

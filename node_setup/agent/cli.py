@@ -225,6 +225,8 @@ def _slurm_boot(options: Invocation, identity: Identity) -> tuple[dict[str, Any]
     try:
         rows = boot.boot(host, _read(options.request or "-"), _log, lambda: tuning.boot(host, identity, _log))
     except (lock.BusyError, lock.NoLockError) as error:
+        # The boot's log has no reports.
+        _log(f"slurm-boot: {error}")
         return {**empty_answer(identity), "refused": str(error)}, EXIT_REFUSED
     code = EXIT_FAILED if any(row["status"] == "failed" for row in rows) else EXIT_IN_SYNC
     return {**empty_answer(identity), "rows": rows}, code

@@ -10,7 +10,7 @@ from infra.plan.place import Place
 from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
-WITH_SLURM = "ec2-slurm-g6e"
+WITH_SLURM, KEY_OF_IT = "ec2-slurm-g6e", "scheduler.controller.image_id"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
 PROXY: dict[str, Any] = {"http": "http://proxy.example.com:3128", "no_proxy": [".example.com"]}
 FURTHER = "network.security_group_ids"
@@ -219,6 +219,16 @@ MISTAKES = [
     Mistake("CAP-022", EKS, {"groups.1.capacity.on_demand_base": 1}),
     Mistake("CAP-024", BLOCK, {**ULTRASERVER, "groups.0.capacity.size": 16}),
     Mistake("CAP-024", SPOT, {**ULTRASERVER, "groups.0.capacity": {"mode": "spot"}}, ".mode"),
+    Mistake(
+        "CAP-024",
+        SLURM,
+        {
+            "instance_types": ULTRASERVER["instance_types"],
+            "groups.2.instance_type": "p6e-gb200.36xlarge",
+            "groups.2.capacity": {"mode": "on-demand"},
+        },
+        ".mode",
+    ),
     Mistake("CAP-023", SPOT, {**TWO_TYPES, "groups.0.placement": "cluster"}),
     Mistake("EC2-020", SPOT, {**TWO_TYPES, "zone_id": "use1-az3"}, f"{OTHERS}.0"),
     Mistake("EC2-001", SPOT, {"groups.0.instance_type": "g6e.48xlrage"}),
@@ -441,7 +451,8 @@ MISTAKES = [
     Mistake("SLM-002", WITH_SLURM, {"groups.0.partition": "default"}),
     Mistake("SLM-003", WITH_SLURM, {"scheduler.controller.type": "mac1.metal"}),
     Mistake("SLM-004", WITH_SLURM, {"scheduler.controller.type": "g6.xlarge"}),
-    Mistake("SLM-005", WITH_SLURM, {"network.closed": True}, "scheduler.controller.image_id"),
+    Mistake("SLM-005", WITH_SLURM, {"network.closed": True}, KEY_OF_IT),
+    Mistake("SLM-006", WITH_SLURM, {"storage.lustre": {"throughput_gb_s": 1.2, "capacity_tib": 4.8}}, KEY_OF_IT),
     Mistake("EC2-001", WITH_SLURM, {"scheduler.controller.type": "m7i.huge"}),
     Mistake("TUN-001", SPOT, {"tuning.profiles": {"gang": "cpu"}}, ".gang"),
     Mistake("TUN-002", SPOT, {"tuning.settings": {"vm.max_map_count": "on"}}, ".vm.max_map_count"),

@@ -19,6 +19,7 @@ from tests.infra.mistakes import (
     FURTHER,
     JOINED,
     KEY,
+    KEY_OF_IT,
     LINKS,
     NODE_ROLE,
     NOW,
@@ -58,7 +59,6 @@ PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
 REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
 BUCKETS = {"buckets": {"data": "one", "checkpoints": "two", "lifecycle": "three"}}
 IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
-KEY_OF_IT = "scheduler.controller.image_id"
 CONTROLLERS_IMAGE = {KEY_OF_IT: "ami-0123456789abcdef0"}
 BUILT = {"Architecture": "x86_64", "OwnerId": "123456789012", "BlockDeviceMappings": [{"Ebs": {"Encrypted": False}}]}
 """An image that was built on HyperPod's own."""
@@ -81,6 +81,14 @@ def eks(**changes: Any) -> Answer:
     found |= {key: value for key, value in changes.items() if key not in network}
     network |= {key: value for key, value in changes.items() if key in network}
     return "eks", "describe_cluster", {"cluster": {**found, "resourcesVpcConfig": network}}
+
+
+BEING_MADE: Answer = (
+    "eks",
+    "describe_cluster",
+    {"cluster": {"arn": "arn", "version": "1.35", "status": "CREATING", "resourcesVpcConfig": {"vpcId": VPC}}},
+)
+CONNECTED: Answer = ("eks", "describe_cluster", {"cluster": {"arn": "arn", "status": "ACTIVE", "connectorConfig": {}}})
 
 
 def addons_of(*names: str) -> Answer:
@@ -206,7 +214,7 @@ def file_system(**keys: Any) -> Answer:
     return "fsx", "describe_file_systems", {"FileSystems": [{**found, "LustreConfiguration": lustre}]}
 
 
-def efs(zone: str, vpc: str = VPC, state: str = "available") -> list[Answer]:
+def efs(zone: str, vpc: str = VPC, state: str = "available", target_state: str = "available") -> list[Answer]:
     system = {
         "OwnerId": "123456789012",
         "CreationToken": "a",
@@ -222,7 +230,7 @@ def efs(zone: str, vpc: str = VPC, state: str = "available") -> list[Answer]:
         "MountTargetId": "fsmt-0123456789abcdef0",
         "FileSystemId": FS,
         "SubnetId": SUBNET,
-        "LifeCycleState": "available",
+        "LifeCycleState": target_state,
     }
     targets = [{**target, "VpcId": vpc, "AvailabilityZoneId": zone}]
     found: list[Answer] = [("efs", "describe_file_systems", {"FileSystems": [system]})]
@@ -336,8 +344,8 @@ def facts(efa: int = 4, cards: int = 4, vcpus: int = 192) -> Answer:
     return "ec2", "describe_instance_types", {"InstanceTypes": [record]}
 
 
-def role(service: str) -> Answer:
-    document = json.dumps({"Statement": [{"Principal": {"Service": f"{service}.amazonaws.com"}}]})
+def role(service: str, *actions: str) -> Answer:
+    document = json.dumps({"Statement": [{"Principal": {"Service": f"{service}.amazonaws.com"}, "Action": actions}]})
     found = {**PLATFORM, "RoleName": "nodes", "Arn": NODE_ROLE, "AssumeRolePolicyDocument": document}
     return "iam", "get_role", {"Role": found}
 
@@ -435,6 +443,7 @@ BOUNDED: dict[str, Any] = {"access.permissions_boundary": BOUNDARY.format("", "1
 NEEDED = [addon.name for addon in needed_addons(spec_of(EKS, JOINED))]
 WITH_ADDONS: dict[str, Any] = {**JOINED, "eks.existing.addons": ["eks-pod-identity-agent", "coredns"]}
 ADMITTED: dict[str, Any] = {**JOINED, "access.admin_roles": [NODE_ROLE]}
+GIVEN_POD_ROLE: dict[str, Any] = {"eks.training_operator": True, "eks.operator_role": NODE_ROLE}
 GIVEN_EKS_ROLE: dict[str, Any] = {"eks.cluster_role": NODE_ROLE}
 TAGGED_EKS = {"lustrain:cluster": spec_of(EKS, {}).name}
 EXTENDED = {"eks.upgrade_policy": "EXTENDED"}
@@ -507,6 +516,7 @@ CASES = [
     Case("EC2-105", SPOT, [image("x86_64")], edits=IMAGE),
     Case("EC2-105", SPOT, [image("arm64")], OWN_IMAGE, edits=IMAGE),
     Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], OWN_IMAGE, edits=IMAGE),
+    Case("EC2-105", WITH_SLURM, [image("arm64")], KEY_OF_IT, edits=CONTROLLERS_IMAGE),
     Case("SLM-101", WITH_SLURM, [named("ubuntu-noble-24.04-amd64-server")], edits=CONTROLLERS_IMAGE),
     Case("SLM-101", WITH_SLURM, [named("ubuntu-jammy-22.04-amd64-server")], KEY_OF_IT, "warning", CONTROLLERS_IMAGE),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
@@ -680,6 +690,7 @@ CASES = [
     Case("FSX-102", SPOT, [security_group(nfs(988)), subnet()], f"{EFS}.security_group_id", edits=HOMES),
     Case("FSX-103", SPOT, [*efs("use1-az4")], edits=HOMES),
     Case("FSX-103", SPOT, [*efs("use1-az1")], f"{EFS}.id", edits=HOMES),
+    Case("FSX-103", SPOT, [*efs("use1-az4", target_state="error")], f"{EFS}.id", edits=HOMES),
     Case("FSX-103", SPOT, [*efs("use1-az4", vpc="vpc-01234567")], f"{EFS}.id", edits=HOMES),
     Case("FSX-103", SPOT, [*efs("use1-az4", state="deleting")], f"{EFS}.id", edits=HOMES),
     Case("FSX-103", SPOT, [("efs", "describe_file_systems", "FileSystemNotFound")], f"{EFS}.id", edits=HOMES),
@@ -746,6 +757,8 @@ CASES = [
     Case("EKS-103", EKS, [eks(status="UPDATING")], "eks.existing.name", edits=JOINED),
     Case("EKS-103", EKS, [eks(accessConfig={"authenticationMode": "CONFIG_MAP"})], "eks.existing.name", edits=JOINED),
     Case("EKS-103", EKS, [eks(vpcId="vpc-99999999")], "eks.existing.name", edits=JOINED),
+    Case("EKS-103", EKS, [BEING_MADE], "eks.existing.name", edits=JOINED),
+    Case("EKS-103", EKS, [CONNECTED], "eks.existing.name", edits=JOINED),
     Case("EKS-104", EKS, [eks()], edits=JOINED),
     Case("EKS-104", EKS, [eks(version="1.29")], "eks.existing.name", "warning", edits=JOINED),
     Case("EKS-105", EKS, [eks()], edits=JOINED),
@@ -763,6 +776,7 @@ CASES = [
     Case("EKS-106", EKS, [eks(), addons_of(*NEEDED), *[made_by({})] * 2], "eks", edits=WITH_ADDONS),
     Case("EKS-106", EKS, [eks(), addons_of(*NEEDED[1:])], "eks.existing.addons", "warning", edits=JOINED),
     Case("EKS-107", EKS, [eks(), entry({}, absent=True)], edits=ADMITTED),
+    Case("EKS-107", EKS, [eks(accessConfig={"authenticationMode": "CONFIG_MAP"})], edits=ADMITTED),
     Case("EKS-107", EKS, [eks(), entry(TAGGED_EKS)], edits=ADMITTED),
     Case("EKS-107", EKS, [eks(), entry({})], "access.admin_roles.0", edits=ADMITTED),
     Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
@@ -778,6 +792,8 @@ CASES = [
     Case("IAM-103", SLURM, [("iam", "get_role", "NoSuchEntity")], "access.node_role", edits=GIVEN_ROLE),
     Case("IAM-103", EKS, [role("eks")], edits=GIVEN_EKS_ROLE),
     Case("IAM-103", EKS, [role("ec2")], "eks.cluster_role", edits=GIVEN_EKS_ROLE),
+    Case("IAM-103", EKS, [role("pods.eks", "sts:AssumeRole", "sts:TagSession")], edits=GIVEN_POD_ROLE),
+    Case("IAM-103", EKS, [role("pods.eks", "sts:AssumeRole")], "eks.operator_role", edits=GIVEN_POD_ROLE),
     Case("IAM-105", SPOT, within_boundary(*["allowed"] * STATEMENTS), edits=BOUNDED),
     Case("IAM-105", SPOT, [("iam", "get_policy", "NoSuchEntity")], edits=BOUNDED),
     Case("IAM-105", SPOT, within_boundary()[:2], edits={**BOUNDED, **GIVEN}),

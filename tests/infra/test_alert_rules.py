@@ -193,7 +193,7 @@ CASES = {
         30,
         before=18,
     ),
-    "SlurmDown": Case({"lustrain_slurm_up": "1x5 0x9 1x9"}, 12, 18, before=5),
+    "SlurmDown": Case({"lustrain_slurm_up": "1x5 0x9 1x9", "up": "1x60"}, 12, 18, before=5),
     "NodeMetricsStale": Case(
         {'node_textfile_mtime_seconds{file="/x/lustrain.prom"}': "0x14 900+60x60"},
         13,
@@ -214,6 +214,9 @@ class Quiet:
 
 
 FURTHER_CASES = {
+    "SlurmDown": Case(  # the machine goes with its controller
+        {"lustrain_slurm_up": "1x5 stale _x9 1x9", "up": "1x5 0x10 1x9"}, 12, 18, before=5
+    ),
     "CheckpointOld": Case(  # the first save is missing
         _of_run("checkpoint_age_seconds", "0+60x80 5x20") | _of_run("checkpoint_interval_seconds", "_x80 4805x20"),
         70,
@@ -246,6 +249,7 @@ FURTHER_CASES = {
     ),
 }
 QUIET: dict[str, Quiet] = {
+    "SlurmDown": Quiet({"lustrain_slurm_up": "1x40", 'up{instance="n1"}': "0x40"}, 20),  # another machine is gone
     "RunDown": Quiet(  # it was done, at a step after the last one that was scraped
         _of_run("step", "100+10x20 stale") | _of_run("done_step", "_x20 303 stale"),
         40,

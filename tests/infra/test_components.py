@@ -314,9 +314,18 @@ def test_existing_eks_cluster_is_joined_and_only_added_to() -> None:
     assert "EKS cluster platform is not the stack's" in told["teardown"]
 
 
-def test_eks_cluster_that_cannot_be_joined_stops_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PLATFORM, "accessConfigs", [{"authenticationMode": "CONFIG_MAP"}])
-    with pytest.raises(UserError, match=r"eks\.existing\.name: platform authenticates by CONFIG_MAP"):
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("accessConfigs", [{"authenticationMode": "CONFIG_MAP"}], "platform authenticates by CONFIG_MAP"),
+        ("vpcConfig", None, "platform is in no VPC"),
+    ],
+)
+def test_eks_cluster_that_cannot_be_joined_stops_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, key: str, value: Any, told: str
+) -> None:
+    monkeypatch.setitem(PLATFORM, key, value)
+    with pytest.raises(UserError, match=rf"eks\.existing\.name: {told}"):
         built(EKS, JOINED, Aws("us-east-2"))
 
 

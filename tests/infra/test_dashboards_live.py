@@ -34,7 +34,7 @@ from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import Slurm
 from tests.conftest import require
-from tests.infra.watched_metrics import GRAFANA, filled, node_facts, variables
+from tests.infra.watched_metrics import GRAFANA, fill_variables, node_facts, variables
 from tests.lab.training import ROOT, config
 from tests.trainer.test_trainer_launch import descendants, end
 
@@ -58,13 +58,13 @@ def slurm() -> Iterator[tuple[Lab, Slurm]]:
         yield lab, Slurm(lab).start()
 
 
-def written(node: Node) -> tuple[dict[str, Any], str]:
+def write_metrics(node: Node) -> tuple[dict[str, Any], str]:
     """What the agent answers on a node, and the file that it writes there."""
     done = node.exec("python3", "-I", "-S", "/fsx/agent.pyz", "metrics", "--textfile", f"/fsx/{node.name}")
     return json.loads(done.stdout), node.read(f"/fsx/{node.name}/lustrain.prom")
 
 
-def of_slurm(text: str) -> list[str]:
+def slurm_lines(text: str) -> list[str]:
     return sorted(line for line in text.splitlines() if line.startswith("lustrain_slurm_"))
 
 
@@ -79,7 +79,9 @@ def prometheus(slurm: tuple[Lab, Slurm], tmp_path: Path) -> Iterator[str]:
     folder.mkdir()
     rows = [{"status": status} for status in ("change", "ok")]
     (folder / "lustrain.prom").write_text(metrics_text.render(readings(node_facts(tmp_path / "node"), rows)))
-    (folder / "slurm.prom").write_text("".join(f"{line}\n" for line in of_slurm(written(slurm[1].controller)[1])))
+    (folder / "slurm.prom").write_text(
+        "".join(f"{line}\n" for line in slurm_lines(write_metrics(slurm[1].controller)[1]))
+    )
     ports = free_ports(4)
     targets = {"run": ports[:2], "node": ports[2:3]}
     scrapes = [
@@ -159,9 +161,9 @@ def series(prometheus: str, expression: str) -> int:
         return 0
 
 
-def silent(prometheus: str, queries: Mapping[str, str]) -> set[str]:
+def without_series(prometheus: str, queries: Mapping[str, str]) -> set[str]:
     """Those of the named expressions that have no series."""
-    return {name for name, text in queries.items() if not series(prometheus, filled(text, QUICK))}
+    return {name for name, text in queries.items() if not series(prometheus, fill_variables(text, QUICK))}
 
 
 def test_each_query_has_series_or_says_why_not(prometheus: str) -> None:
@@ -174,28 +176,28 @@ def test_each_query_has_series_or_says_why_not(prometheus: str) -> None:
     awaited = {name: query.expression for name, query in queries if not query.absent}
     awaited |= {expression: expression for _, expression in variables()}
     ends = time.monotonic() + PATIENCE_S
-    while (left := silent(prometheus, awaited)) and time.monotonic() < ends:
+    while (left := without_series(prometheus, awaited)) and time.monotonic() < ends:
         time.sleep(1)
     assert not left, "\n".join(sorted(left))
     absent = {name: query.expression for name, query in queries if query.absent}
-    assert not (there := set(absent) - silent(prometheus, absent)), "\n".join(sorted(there))
+    assert not (there := set(absent) - without_series(prometheus, absent)), "\n".join(sorted(there))
 
 
 def test_controller_alone_writes_what_slurm_tells(slurm: tuple[Lab, Slurm]) -> None:
     there = slurm[1]
     there.submit("#!/bin/sh\nsleep 600\n", "--hold")
     worker = there.workers[0]
-    assert of_slurm(written(there.controller)[1]) == [
+    assert slurm_lines(write_metrics(there.controller)[1]) == [
         'lustrain_slurm_jobs{state="pending"} 1',
         'lustrain_slurm_jobs{state="running"} 0',
         'lustrain_slurm_nodes{state="idle",flag=""} 1',
         "lustrain_slurm_up 1",
     ]
-    assert of_slurm(written(worker)[1]) == []
+    assert slurm_lines(write_metrics(worker)[1]) == []
     there.call("scontrol", "update", f"NodeName={worker.name}", "State=DRAIN", "Reason=test")
-    assert 'lustrain_slurm_nodes{state="drained",flag=""} 1' in written(there.controller)[1]
+    assert 'lustrain_slurm_nodes{state="drained",flag=""} 1' in write_metrics(there.controller)[1]
     there.controller.exec("systemctl", "stop", "slurmctld")
-    answer, text = written(there.controller)
-    assert of_slurm(text) == ["lustrain_slurm_up 0"]
+    answer, text = write_metrics(there.controller)
+    assert slurm_lines(text) == ["lustrain_slurm_up 0"]
     assert answer["errors"][-1] == {"where": "slurm", "why": "slurmctld does not answer"}
     assert f"lustrain_node_unread_facts {len(answer['errors'])}\n" in text

@@ -198,6 +198,33 @@ def test_efs_home_is_mounted_with_what_the_image_has(node: Node) -> None:
     assert node.mounts.read_text() == before
 
 
+def test_shared_homes_get_whole_entries_and_keep_their_own(tmp_path: Path) -> None:
+    """Twenty nodes fill an empty file system at once; a later one finds homes in it, and what a node left that died."""
+    image, homes = tmp_path / "image", tmp_path / "homes"
+    (image / "ubuntu/.ssh").mkdir(parents=True)
+    (image / "ubuntu/.ssh/authorized_keys").write_text("key\n" * 1000)
+    (image / "ubuntu").chmod(0o750)
+    homes.mkdir(0o700)
+    command = ["bash", str(FOLDER / "fill_homes.sh"), str(image), str(homes)]
+    nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(20)]
+    assert [(one.communicate(timeout=60)[1], one.returncode) for one in nodes] == [("", 0)] * 20
+    home = homes / "ubuntu"
+    assert list(homes.iterdir()) == [home]
+    assert homes.stat().st_mode == image.stat().st_mode
+    assert (home / ".ssh/authorized_keys").read_text() == "key\n" * 1000
+    assert stat.S_IMODE(home.stat().st_mode) == 0o750
+
+    (home / ".ssh/authorized_keys").write_text("mine")
+    home.chmod(0o700)
+    homes.chmod(0o711)
+    (homes / ".lustrain-home-dead/ubuntu").mkdir(parents=True)
+    (image / "ec2-user").mkdir()
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+    assert sorted(os.listdir(homes)) == [".lustrain-home-dead", "ec2-user", "ubuntu"]
+    assert (home / ".ssh/authorized_keys").read_text() == "mine"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (home, homes)] == [0o700, 0o711]
+
+
 def test_image_without_nfs_client_fails_in_one_line(node: Node) -> None:
     homes(node)
     for tool in TOOLS:

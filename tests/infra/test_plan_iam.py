@@ -19,6 +19,7 @@ from infra.plan.deployer_policy import MANAGED_POLICY_CHARACTERS, deployer_polic
 from infra.plan.network.endpoints import interface_services, s3_policy
 from infra.plan.place import Place
 from infra.plan.roles import RolePlan, flow_log_role, roles
+from infra.preflight.online.run import ONLINE
 from tests.infra.specs import ACCOUNT, AWS, CHINA, EXISTING, PLACES, spec_of, specs
 from tests.infra.stacks import EXAMPLES, example, region_of
 
@@ -218,8 +219,25 @@ def test_existing_eks_cluster_is_not_the_deployers_to_change() -> None:
     assert policy["EksOwn"]["Condition"] == {"StringEquals": {"aws:ResourceTag/lustrain:cluster": "demo"}}
     assert not [arn for arn in policy["EksTag"]["Resource"] if ":cluster/" in arn]
     assert policy["TrainOperatorRolePass"]["Resource"] == [NODE_ROLE]
-    trusted = {role.key: role.trust["Statement"][0] for role in roles(spec, AWS)}["train-operator"]
-    assert trusted["Condition"]["ArnEquals"] == {"aws:SourceArn": "arn:aws:eks:us-east-2:123456789012:cluster/platform"}
+    assert "eks.amazonaws.com" not in policy["ServiceLinkedRoles"]["Condition"]["StringEquals"]["iam:AWSServiceName"]
+
+
+def test_roles_are_for_pods_of_the_existing_eks_cluster() -> None:
+    spec = spec_of("hyperpod-eks", network={"existing": EXISTING}, eks=JOINED)
+    there, made = "arn:aws:eks:us-east-2:123456789012:cluster/platform", {one.key: one for one in roles(spec, AWS)}
+    assert made["train-operator"].trust["Statement"][0]["Condition"]["ArnEquals"] == {"aws:SourceArn": there}
+    policy = {one["Sid"]: one for one in (made["node"].policy or {})["Statement"]}
+    assert policy["PodIdentity"]["Resource"] == [there]
+
+
+def test_deployer_may_ask_what_preflight_asks_of_eks() -> None:
+    abroad = NODE_ROLE.replace(AWS.account, "210987654321")
+    access = {"admin_roles": [NODE_ROLE, abroad]}
+    spec = spec_of("hyperpod-eks", network={"existing": EXISTING}, eks=JOINED, access=access)
+    policy = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
+    assert policy["AdminRolesLook"]["Resource"] == [NODE_ROLE]
+    asked = " ".join(rule.permission for code, rule in ONLINE.items() if code.startswith("EKS-"))
+    assert set(re.findall(r"eks:\w+", asked)) <= {action for one in policy.values() for action in one["Action"]}
 
 
 OPTIONS = {"karpenter": True, "task_governance": True, "training_operator": True}
@@ -391,6 +409,17 @@ def test_the_deployer_may_use_the_keys_that_are_named() -> None:
     found = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
     assert found["LustreKey"]["Resource"] == ["arn:aws:kms:us-east-2:123456789012:key/1234abcd"]
     assert found["BucketKey"]["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": "alias/data"}}
+
+
+def test_deployer_tags_no_file_system_of_others_as_its_own() -> None:
+    spec = spec_of("ec2", storage={"home": {"type": "efs"}})
+    tagging = [
+        one for one in deployer_policy(spec, AWS)["Statement"] if "elasticfilesystem:TagResource" in one["Action"]
+    ]
+    assert [one["Condition"]["StringEquals"] for one in tagging] == [
+        {"elasticfilesystem:CreateAction": "CreateFileSystem"},
+        {"aws:ResourceTag/lustrain:cluster": spec.name},
+    ]
 
 
 def test_deployer_launches_into_a_reservation_of_another_account() -> None:

@@ -69,8 +69,8 @@ CALLS: dict[str, str] = {
     "aws:efs/fileSystem:FileSystem": """elasticfilesystem: CreateFileSystem DescribeFileSystems UpdateFileSystem
         DescribeLifecycleConfiguration PutLifecycleConfiguration DeleteFileSystem TagResource; iam: CreateServiceLinkedRole""",
     "aws:efs/mountTarget:MountTarget": """elasticfilesystem: CreateMountTarget DescribeMountTargets
-        DescribeMountTargetSecurityGroups ModifyMountTargetSecurityGroups DeleteMountTarget; ec2: CreateNetworkInterface
-        DescribeNetworkInterfaces DescribeSubnets DeleteNetworkInterface""",
+        DescribeMountTargetSecurityGroups DeleteMountTarget; ec2: CreateNetworkInterface DescribeNetworkInterfaces
+        DescribeSubnets DeleteNetworkInterface""",
     "aws:eks/accessEntry:AccessEntry": "eks: CreateAccessEntry DescribeAccessEntry UpdateAccessEntry DeleteAccessEntry",
     "aws:eks/accessPolicyAssociation:AccessPolicyAssociation": """eks: AssociateAccessPolicy
         ListAssociatedAccessPolicies DisassociateAccessPolicy""",

@@ -31,7 +31,8 @@ INTERFACE, SECRET = "aws:ec2/networkInterface:NetworkInterface", "aws:secretsman
 
 @pytest.fixture(scope="module")
 def made() -> tuple[Registered, dict[str, Any]]:
-    return built(STACK, {}, Recorder("us-east-1"))
+    edits = {"scheduler.settings": {"SlurmdTimeout": "120"}, "scheduler.account": "nlp", "groups.0.partition": "gpu"}
+    return built(STACK, edits, Recorder("us-east-1"))
 
 
 def secrets(statements: list[dict[str, Any]]) -> set[str]:
@@ -87,9 +88,8 @@ def test_the_controller_waits_for_its_first_minute(made: tuple[Registered, dict[
     assert {"slurm-g6e-controller", "slurm-g6e-system", "slurm-g6e-private-default"} <= waited
 
 
-def test_the_cluster_names_controller_instance_and_partitions() -> None:
-    edits = {"scheduler.settings": {"SlurmdTimeout": "120"}, "scheduler.account": "nlp", "groups.0.partition": "gpu"}
-    cluster = parse(built(STACK, edits, Recorder("us-east-1"))[1]["cluster"])
+def test_the_cluster_names_controller_instance_and_partitions(made: tuple[Registered, dict[str, Any]]) -> None:
+    cluster = parse(made[1]["cluster"])
     assert cluster.slurm
     assert (cluster.slurm.controller, cluster.slurm.account) == ("10.0.64.10", "nlp")
     assert cluster.slurm.settings == {"SlurmdTimeout": "120"}
@@ -115,6 +115,12 @@ def test_a_scheduler_elsewhere_is_an_error_and_makes_no_controller() -> None:
     plan = Plan(spec, place(SLURM))
     assert (plan.controller, [role.key for role in plan.roles]) == (None, ["node"])
     assert "slurm.json" not in {file.path for file in plan.bundle.files}
+
+
+def test_a_closed_network_of_yours_needs_the_way_to_the_key() -> None:
+    existing = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
+    found = run_offline(spec_of(STACK, {"network": {"closed": True, "existing": existing}}), place(STACK))
+    assert ["secretsmanager" in one.why for one in found if one.code == "NET-010"] == [True]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +153,18 @@ CHANGES: list[tuple[str, Any, Effect]] = [
 def test_changes_of_a_scheduler_are_told(key: str, value: Any, effect: Effect) -> None:
     (change,) = explain(spec_of(STACK, {}), spec_of(STACK, {key: value}))
     assert (change.path, change.effect) == (key, effect)
+
+
+def test_what_the_controller_boots_with_makes_it_anew() -> None:
+    def effects(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Effect]:
+        changes = explain(spec_of(STACK, before), spec_of(STACK, after))
+        return {change.path: change.effect for change in changes if change.path.startswith("scheduler")}
+
+    key, block = "scheduler.controller.image_id", {"groups.0.capacity.ends_at": "2027-01-01T00:00:00Z"}
+    assert effects({}, {"access.ssh_key": "mine"}) == {"scheduler.controller": Effect.REPLACES_NODES}
+    assert effects({"storage.home": GONE}, {}) == {"scheduler.controller": Effect.REPLACES_NODES}
+    assert effects({}, {"groups.0.count": 8, **block}) == {}
+    assert effects({key: "ami-0123456789abcdef0"}, {}) == {key: Effect.IMPOSSIBLE}, "Pulumi leaves the image as it is"
 
 
 def test_a_scheduler_that_comes_is_for_new_nodes_and_a_bundle_renews_it() -> None:

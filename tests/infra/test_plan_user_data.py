@@ -18,6 +18,7 @@ import pytest
 from infra.catalog.efs import MOUNT_OPTIONS
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, parse
+from infra.plan.nodes.bundle import FOLDER
 from infra.plan.nodes.clients import expected
 from infra.plan.nodes.document import node_document
 from infra.plan.nodes.user_data import MAX_BYTES, encoded, user_data
@@ -66,8 +67,9 @@ class Node:
 
     def __init__(self, folder: Path, answers: Mapping[str, str] | None = None) -> None:
         self.root, self.calls_file, tools = folder / "root", folder / "calls", folder / "bin"
-        for path in (self.root, tools):
+        for path in (self.root, tools, self.root / "opt/lustrain/bundle"):
             path.mkdir(parents=True)
+        shutil.copy(FOLDER / "fill_homes.sh", self.root / "opt/lustrain/bundle")
         for name in (*self.COMMANDS, "mount.nfs4"):
             body = (answers or {}).get(name, "")
             (tools / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n{body}\n')
@@ -320,19 +322,6 @@ def test_efs_home_is_mounted_as_aws_advises(node: Node) -> None:
     assert node.boot(script(spec(storage={"home": {"type": "efs"}}), home_dns="fs-0b.efs.us-west-2.amazonaws.com")) == 0
     (mounted, _) = [call for call in node.calls if call.startswith("mount ")]
     assert mounted.startswith(f"mount -t nfs4 -o {MOUNT_OPTIONS} fs-0b.efs.us-west-2.amazonaws.com:/ ")
-
-
-def test_home_is_filled_though_other_nodes_fill_it_at_the_same_time(tmp_path: Path) -> None:
-    """cp fails on an entry that another node made between its look and its write; a second pass finds it."""
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED})
-    (node.root / "home/ubuntu").mkdir(parents=True)
-    (node.root / "home/ubuntu/.bashrc").write_text("x")
-    late = tmp_path / "bin/cp"
-    late.write_text(f'#!/bin/bash\n[[ -e {tmp_path}/raced ]] && exec /bin/cp "$@"\ntouch {tmp_path}/raced\nexit 1\n')
-    late.chmod(0o755)
-    assert node.boot(script(**HOME)) == 0
-    assert node.outcome == "ready"
-    assert (node.root / "run/lustrain/home/ubuntu/.bashrc").read_text() == "x"
 
 
 FETCH = """here="${*: -1}"

@@ -11,7 +11,7 @@ import pytest
 
 from infra.config import parse
 from infra.local.aws import LocalAws
-from infra.local.engine import Engine
+from infra.local.engine import PROGRAM, Engine
 from infra.preflight.online.client import Aws, ask
 from infra.preflight.online.run import ONLINE
 from infra.preflight.rule import Context
@@ -21,6 +21,30 @@ from tests.infra.stacks import PACK
 
 pytestmark = pytest.mark.slow
 REGION, OWN = place(EKS).region, ["eks-pod-identity-agent", "coredns"]
+PLUGIN = '''
+"""The program, also over a plugin that keeps Terraform's name for a cluster's network, which the SDK does not know."""
+
+import runpy
+from types import SimpleNamespace
+
+import pulumi
+import pulumi_aws as aws
+
+get_cluster = aws.eks.get_cluster
+
+
+def named(name):
+    found = get_cluster(name=name)
+    if not found.vpc_config:
+        network = pulumi.runtime.invoke("aws:eks/getCluster:getCluster", {"name": name}).value["vpcConfigs"][0]
+        ids = {"vpc_id": network["vpcId"], "cluster_security_group_id": network["clusterSecurityGroupId"]}
+        pulumi.set(found, "vpc_config", SimpleNamespace(**ids))
+    return found
+
+
+aws.eks.get_cluster = named
+runpy.run_path("MAIN", run_name="__main__")
+'''
 TRUST = {"Effect": "Allow", "Principal": {"Service": "eks.amazonaws.com"}, "Action": "sts:AssumeRole"}
 
 
@@ -73,6 +97,10 @@ def test_existing_eks_cluster_is_joined_and_outlives_the_stack(
 
     engine = Engine(tmp_path / "pulumi", EKS, engine_aws.environment)
     engine.change(spec)
+    program = tmp_path / "program"
+    program.mkdir()
+    (program / "__main__.py").write_text(PLUGIN.replace("MAIN", str(PROGRAM / "__main__.py")), encoding="utf-8")
+    engine.use(program)
     assert "POL-" not in engine.up("--policy-pack", str(PACK))
     assert engine.steps() == {}
     assert "aws:eks/cluster:Cluster" not in {one["type"] for one in engine.resources()}

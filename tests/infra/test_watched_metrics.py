@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import promql_parser as promql
 import pytest
 
-from tests.infra.watched_metrics import Table, expressions, labels_of, node_facts, table
+from infra.plan.watch.dashboards import dashboards
+from tests.infra.watched_metrics import Table, expressions, fill_variables, labels_of, node_facts, table
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,18 @@ def test_each_metric_and_label_that_is_asked_for_exists(known: Table) -> None:
         except (LookupError, ValueError) as error:
             wrong.append((place, str(error)))
     assert wrong == []
+
+
+def test_each_legend_names_labels_of_its_series(known: Table) -> None:
+    wrong = {
+        (page.name, panel.title, query.legend)
+        for page in dashboards()
+        for panel in page.panels
+        for query in panel.queries
+        if set(re.findall(r"{{(\w+)}}", query.legend))
+        - labels_of(promql.parse(fill_variables(query.expression)), known)
+    }
+    assert wrong == set()
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,13 @@ OTHERS = {
     # https://prometheus.io/docs/concepts/jobs_instances/#automatically-generated-labels-and-time-series
     "up": (),
     # https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/#inspecting-alerts-during-runtime
-    "ALERTS": ("alertname", "alertstate", "severity", "run"),
+    "ALERTS": ("alertname", "alertstate", "severity", "run", "rank"),
 }
 GRAFANA = {"$__rate_interval": "1m", "$__range": "1h", "$run": ".*", "$node": ".*", "$gpu_hour": "6.88"}
 """Values for Grafana's variables and the pages' own."""
 
 
-def of_trainer() -> Iterator[Sample]:
+def trainer_samples() -> Iterator[Sample]:
     """Yield what rank 0 serves when all has happened that it has metrics for."""
     sink = PrometheusSink(run="r", rank=0, launch=1, mfu_per_token=1e-9, step_age=lambda: 1.0)
     past: Any = SimpleNamespace(began=None, useful_s=0.0, interruptions=0)
@@ -73,7 +73,7 @@ def node_facts(folder: Path) -> dict[str, Any]:
 def table(facts: Mapping[str, Any]) -> Table:
     """Return the labels of every metric by name; `facts` are those of a node."""
     queue = Queue({("idle", ""): 1}, {"running": 1})
-    known = {sample.name: frozenset(sample.labels) for sample in of_trainer()}
+    known = {sample.name: frozenset(sample.labels) for sample in trainer_samples()}
     for metric in readings(dict(facts), [], queue):
         if metric.samples:
             known[metric.name] = frozenset(metric.samples[0].labels)
@@ -89,7 +89,7 @@ def expressions() -> Iterator[tuple[str, str]]:
     yield from ((rule.name, rule.expression) for rule in (*RECORDINGS, *ALERTS))
     for page in dashboards():
         yield from (
-            (f"{page.name}: {panel.title}", filled(query.expression))
+            (f"{page.name}: {panel.title}", fill_variables(query.expression))
             for panel in page.panels
             for query in panel.queries
         )
@@ -105,7 +105,7 @@ def variables() -> Iterator[tuple[str, str]]:
                 yield f"{page.name}: {variable.name}", f"count by ({label}) ({metric})"
 
 
-def filled(expression: str, values: Mapping[str, str] = GRAFANA) -> str:
+def fill_variables(expression: str, values: Mapping[str, str] = GRAFANA) -> str:
     for name, value in values.items():
         expression = expression.replace(name, value)
     return expression
@@ -118,7 +118,7 @@ def labels_of(expression: Any, known: Table) -> frozenset[str]:
         case promql.VectorSelector():
             if expression.name not in known:
                 raise LookupError(f"no metric {expression.name}")
-            return _have(known[expression.name], [one.name for one in expression.matchers.matchers])
+            return _require_labels(known[expression.name], [one.name for one in expression.matchers.matchers])
         case promql.MatrixSelector():
             return read(expression.vector_selector)
         case promql.ParenExpr() | promql.SubqueryExpr() | promql.UnaryExpr():
@@ -127,7 +127,7 @@ def labels_of(expression: Any, known: Table) -> frozenset[str]:
             within, modifier = read(expression.expr), expression.modifier
             if modifier is None:
                 return within if str(expression.op) in ("topk", "bottomk") else frozenset()
-            _have(within, modifier.labels)
+            _require_labels(within, modifier.labels)
             listed = frozenset(modifier.labels)
             return listed if modifier.type == promql.AggModifierType.By else within - listed
         case promql.Call():
@@ -136,13 +136,13 @@ def labels_of(expression: Any, known: Table) -> frozenset[str]:
             left, right = read(expression.lhs), read(expression.rhs)
             matching = expression.modifier and expression.modifier.matching
             for side in (left, right):
-                _have(side, matching.labels if matching else ())
+                _require_labels(side, matching.labels if matching else ())
             return left | right if str(expression.op) == "or" else left or right
         case _:
             return frozenset()
 
 
-def _have(labels: frozenset[str], wanted: Any) -> frozenset[str]:
+def _require_labels(labels: frozenset[str], wanted: Any) -> frozenset[str]:
     if missing := set(wanted) - labels:
         raise LookupError(f"no label {', '.join(sorted(missing))}; there are {', '.join(sorted(labels))}")
     return labels

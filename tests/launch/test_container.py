@@ -15,11 +15,11 @@ import pytest
 from launch.backends import slurm, slurm_executor
 from launch.backends.ranks import ranks_environment
 from launch.backends.slurm_executor import Allocation, Runtime
-from launch.container import Container, Engine, enroot_reference, pyxis_options, run_words, trial_script
+from launch.container import Container, Engine, enroot_reference, pyxis_options, replacing, run_words, trial_script
 from launch.flags import TrainFlags
 from launch.image import outermost
 from launch.request import RunRequest
-from launch.supervisor.policy import USAGE
+from launch.supervisor.policy import PEERS, USAGE
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError
 from tests.launch.test_request import EC2, IMAGE, cluster, resolve
@@ -55,8 +55,16 @@ def test_words_of_podman_without_root() -> None:
             "--ipc=host",
             "--user=1000:100",
         ),
-        *("--userns=keep-id", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--ulimit=host"),
-        *("--security-opt=label=disable", "--device=nvidia.com/gpu=all", "--device=/dev/infiniband", *MOUNTS, *INSIDE),
+        *("--userns=keep-id", "--group-add=keep-groups", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+        *(
+            "--ulimit=host",
+            "--pids-limit=-1",
+            "--security-opt=label=disable",
+            "--device=nvidia.com/gpu=all",
+            "--device=/dev/infiniband",
+            *MOUNTS,
+            *INSIDE,
+        ),
     ]
 
 
@@ -67,7 +75,8 @@ def test_options_of_pyxis() -> None:
         "--container-mounts=/fsx:/fsx,/data/tokens:/data/tokens,/dev/infiniband:/dev/infiniband",
         *("--container-workdir=/tmp", "--no-container-mount-home", "--no-container-remap-root"),
     ]
-    assert enroot_reference("docker.io/team/a@sha256:1") == "registry-1.docker.io#team/a:sha256:1"
+    for name in ("docker.io/team/a", "team/a"):
+        assert enroot_reference(f"{name}@sha256:1") == "registry-1.docker.io#team/a:sha256:1"
 
 
 def test_folder_below_another_is_mounted_with_it() -> None:
@@ -90,7 +99,12 @@ def test_container_has_devices_and_folders_of_its_node(tmp_path: Path, where: di
     worker = {"type": "p5.48xlarge", "count": 4, "gpus": 8, "efa": 32, "partition": "train"}
     on = cluster(**where, lustre=LUSTRE, groups={"train": worker})
     tier = 'checkpoint.tiers=[{kind="nvme",path="/opt/dlami/nvme/tier"}, {kind="memory",path="/dev/shm/tier"}]'
-    paths = ("task.data=/fsx/tokens", "task.vocabulary=/data/words", "task.hold=", "interrupt.stop_uri=/shared/stops/a")
+    paths = (
+        "task.data=/fsx/tokens",
+        "task.vocabulary=file:///data/words",
+        "task.hold=",
+        "interrupt.stop_uri=/shared/stops/a",
+    )
     request = request_of(tmp_path, on, sets=(*paths, tier))
     assert request.options.container == Container(
         REF, ("/data/words", "/fsx", "/opt/dlami/nvme", "/shared/stops"), gpus=True, efa=True
@@ -101,6 +115,7 @@ def test_container_has_devices_and_folders_of_its_node(tmp_path: Path, where: di
     ("image", "sets", "flags", "line"),
     [
         (("", ""), (), {"image": "a/b:1"}, "--image = 'a/b:1': names no image by its digest; fix: fab image-build"),
+        ((REF, "gaudi"), (), {}, "--image = 'image.json': is built for gaudi, whose containers start on no node yet"),
         ((REF, "cpu"), (), {}, "--image = 'image.json': is built for cpu, and the group has nodes with 8 GPUs"),
         (
             (REF, ""),
@@ -143,9 +158,10 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_executor, "AGAIN_S", (0.0,))
     for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a", "STARTS": "a b", "SRUN_HELP": ""}.items():
         monkeypatch.setenv(name, value)
-    plant(folder, "squeue", "echo a,b")
+    plant(folder, "squeue", 'case "$*" in *%x*) echo z ;; *) echo a,b ;; esac')
     plant(folder, "scontrol", f'[ "$1" != show ] && echo "$*" >>{folder}/calls || {{ echo a; echo b; }}')
     plant(folder, "sinfo", 'echo "a mixed 127.0.0.1"; echo "b mixed 127.0.0.2"')
     plant(folder, "srun", f'[ "$*" = --help ] && echo "$SRUN_HELP" && exit; echo $* >>{folder}/calls; echo $STARTS')
@@ -211,35 +227,42 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-def test_node_without_a_container_is_left_out_and_tried_once(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_without_a_container_is_tried_again_and_left_out(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STARTS", "a")
     engine = Engine("docker", "docker", "0:0")
     allocation = Allocation(PLAN, Runtime(Container(REF), engine, ["AWS_REGION"]))
     assert allocation.healthy_nodes() == allocation.healthy_nodes() == ["a"]
     assert allocation.unfit_nodes == ["b"]
-    (trial,) = calls(planted)
-    assert "--nodelist a,b" in trial
+    trial, again = calls(planted)
+    assert ("--nodelist a,b" in trial, "--nodelist b" in again) == (True, True)
     assert allocation.run_launch(3, ["a"]) == 0
-    launch = calls(planted)[1]
-    assert "--name=lustrain-7-0" in launch
+    launch = calls(planted)[2]
+    assert "--name=lustrain-job-7-0" in launch
     assert {"--env=AWS_REGION", "--env=LUSTRAIN_ATTEMPT", "--env=SLURM_NODEID"} <= set(launch.split())
     allocation.close()
-    assert calls(planted)[-1].endswith("lustrain docker lustrain-7-0 true")
+    assert calls(planted)[-1].endswith("lustrain docker lustrain-job- true")
+
+
+LEFT_OUT = ["requeue 7", "update JobId=7 ExcNodeList=a,z"]
+"""z was left out before."""
 
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
-    ("docker", "starts", "code", "said", "requeued"),
+    ("restarts", "docker", "starts", "code", "said", "requeued"),
     [
-        ("exit 1", "a b", USAGE, "nothing on ", []),
-        ("echo 26", "", USAGE, "a is left out: no container of ", []),
-        ("echo 26", "b", 0, "a is left out: no container of ", ["requeue 7", "update JobId=7 ExcNodeList=a"]),
+        ("0", "exit 1", "a b", USAGE, "nothing on ", []),
+        ("1", "exit 1", "a b", 0, "nothing on ", LEFT_OUT),
+        ("0", "echo 26", "", USAGE, "a is left out: no container of ", []),
+        ("1", "echo 26", "", PEERS, "a is left out: no container of ", []),
+        ("0", "echo 26", "b", 0, "a is left out: no container of ", LEFT_OUT),
     ],
 )
 def test_batch_host_that_starts_no_container_ends_the_job(
     planted: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    restarts: str,
     docker: str,
     starts: str,
     code: int,
@@ -247,6 +270,7 @@ def test_batch_host_that_starts_no_container_ends_the_job(
     requeued: list[str],
 ) -> None:
     monkeypatch.setenv("STARTS", starts)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     monkeypatch.setenv("AWS_REGION", "")
     plant(planted, "docker", docker)
     assert slurm_executor.main({**PLAN, "environment": {"AWS_REGION": "x"}}) == code
@@ -254,6 +278,7 @@ def test_batch_host_that_starts_no_container_ends_the_job(
     assert [call for call in calls(planted) if call.startswith(("requeue", "update"))] == requeued
 
 
+ECR = "1.dkr.ecr.us-west-2.amazonaws.com"
 DOCKER = """echo "$*" >>"$0.calls"
 case "$1 $2" in
     "image inspect") exit "${ABSENT:-0}" ;;
@@ -267,26 +292,44 @@ esac"""
 
 
 @pytest.mark.parametrize(
-    ("absent", "denied", "code", "out", "error", "asked"),
+    ("absent", "denied", "host", "code", "out", "error", "asked"),
     [
-        ("0", "", 0, "docker ", "", []),
-        ("1", "", 0, "docker ", "", ["pull", "login", "pull"]),
-        ("1", "yes", 1, "", "docker: denied\n", ["pull", "login", "pull"]),
+        ("0", "", ECR, 0, "docker ", "", []),
+        ("1", "", ECR, 0, "docker ", "", ["pull", "login", "pull"]),
+        ("1", "yes", ECR, 1, "", "docker: denied\n", ["pull", "login", "pull"]),
+        # It would get a login of the node's role.
+        ("1", "yes", f"{ECR}.example.org", 1, "", "docker: denied\n", ["pull"]),
     ],
 )
 def test_node_fetches_an_absent_image_by_its_own_role(
-    planted: Path, absent: str, denied: str, code: int, out: str, error: str, asked: list[str]
+    planted: Path, absent: str, denied: str, host: str, code: int, out: str, error: str, asked: list[str]
 ) -> None:
     plant(planted, "docker", DOCKER)
     plant(planted, "aws", f'echo "$*" >>{planted}/aws.calls; echo secret')
-    image = "1.dkr.ecr.us-west-2.amazonaws.com/team/a@sha256:1"
-    script = trial_script(Container(image), ["AWS_REGION"], "1:1", ("1",), "python3")
-    environ = {**os.environ, "ABSENT": absent, "DENIED": denied}
+    script = trial_script(Container(f"{host}/team/a@sha256:1"), ["AWS_REGION"], "1:1", ("1",), "python3")
+    logins = planted / "logins"
+    logins.mkdir()
+    environ = {**os.environ, "ABSENT": absent, "DENIED": denied, "TMPDIR": str(logins)}
     done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.startswith(out), done.stderr) == (code, True, error)
     said = (planted / "docker.calls").read_text()
     assert [line.split()[0] for line in said.splitlines() if line.startswith(("login", "pull"))] == asked
     assert "secret" not in said
-    if asked:
+    assert not list(logins.iterdir())
+    if "login" in asked:
         assert (planted / "docker.password").read_text() == "secret"
         assert (planted / "aws.calls").read_text() == "ecr get-login-password --region us-west-2\n"
+
+
+@pytest.mark.parametrize(("removal", "code", "calls"), [("rm -f", 0, "ps rm ps up"), ("false", 125, "ps rm " * 5)])
+def test_nothing_starts_beside_what_an_earlier_launch_left(planted: Path, removal: str, code: int, calls: str) -> None:
+    plant(planted, "sleep", "")
+    left = planted / "left"
+    left.write_text("1\n")
+    plant(
+        planted, "docker", f"echo $1 >>$0.calls; case $1 in ps) cat {left} 2>&- ; true ;; rm) {removal} {left} ;; esac"
+    )
+    command = replacing(Engine("docker", "docker", "0:0"), "lustrain-job-", ["docker", "up"])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, (planted / "docker.calls").read_text().split()) == (code, calls.split())
+    assert ("fix: docker rm --force 1\n" in done.stderr) is bool(code)

@@ -60,22 +60,27 @@ def test_signals_reach_it_and_a_killed_client_leaves_none(engine: Engine, base_i
     script = f"trap 'echo USR1' USR1; trap 'exit {EXIT_REQUEUE}' TERM; echo up; while :; do sleep 0.1; done"
     command = replacing(USER, NAME, [*words(Container(base_image)), "sh", "-c", script])
 
+    def listed(*which: str) -> list[str]:
+        return engine.docker("ps", "--quiet", "--filter", f"name={NAME}", *which).stdout.split()
+
     def start() -> subprocess.Popen[str]:
         process = subprocess.Popen(command, env=engine.environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
+        # It prints before docker counts it as running, and until then signals are dropped.
+        wait_until(listed)
         return process
 
     first = start()
     first.kill()
     first.wait()
-    left = engine.docker("ps", "--quiet", "--filter", f"name={NAME}").stdout
-    assert left
-    with start() as second:
-        assert engine.docker("ps", "--quiet", "--filter", f"name={NAME}").stdout not in ("", left)
-        second.send_signal(signal.SIGUSR1)
-        assert second.stdout is not None
-        assert second.stdout.readline() == "USR1\n"
-        second.terminate()
-        assert second.wait(60) == EXIT_REQUEUE
-    wait_until(lambda: not engine.docker("ps", "--all", "--quiet", "--filter", f"name={NAME}").stdout)
+    (left,) = listed()
+    second = start()
+    assert left not in listed()
+    second.send_signal(signal.SIGUSR1)
+    assert second.stdout is not None
+    assert second.stdout.readline() == "USR1\n"
+    second.terminate()
+    assert second.wait(60) == EXIT_REQUEUE
+    second.stdout.close()
+    wait_until(lambda: not listed("--all"))

@@ -125,8 +125,8 @@ def test_run_in_containers_ends_as_one_on_the_nodes(place: Place) -> None:
     used = [place.lab[name] for name in place.records()[0]["nodes"]]
     for node in used:
         words = [call.split() for call in planted_engine.calls(node)]
-        assert any(f"--name=lustrain-{job}-0" in call for call in words)
-        assert words[-1] == ["rm", "--force", f"lustrain-{job}-0"]
+        assert any(f"--name=lustrain-job-{job}-0" in call for call in words)
+        assert words[-1] == ["ps", "--all", "--quiet", "--filter", "name=^lustrain-job-"]
 
 
 def test_image_that_no_node_fetches_ends_the_job(place: Place) -> None:

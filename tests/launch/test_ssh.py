@@ -49,8 +49,8 @@ from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.policy import Stop
 from lustrain.problem import UNREACHABLE, USAGE, UserError
 from node_setup.fleet.faults import LOST as CONNECTION_LOST
-from node_setup.fleet.faults import TIMEOUT, Fault
-from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.faults import STOPPED, TIMEOUT, Fault
+from node_setup.fleet.hosts import THIS_MACHINE, Node, Route
 from tests.launch.test_logs import looks
 from tests.launch.test_request import EC2, cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE
@@ -130,7 +130,8 @@ def test_state_of_a_unit(text: str, state: NodeState) -> None:
 
 def test_unit_of_a_container_is_roots_and_leaves_none() -> None:
     launcher = launcher_of(("a",), {"AWS_REGION": "x"}, 3, Container("example.org/a/b@sha256:0", ("/fsx",)))
-    words = launcher.command(0, Runner("ubuntu", Engine("docker", "/usr/bin/docker", "1000:1000", ("1000", "44"))))
+    runner = Runner("ubuntu", Engine("docker", "/usr/bin/docker", "1000:1000", ("1000", "44")))
+    words = launcher.command(0, runner)
     unit, program = words[: words.index("--")], words[words.index("--") + 1 :]
     assert f"--property=ExecStopPost=-/usr/bin/docker rm --force {UNIT}" in unit
     assert not [word for word in unit if word.startswith("--uid")]
@@ -138,6 +139,8 @@ def test_unit_of_a_container_is_roots_and_leaves_none() -> None:
     assert {f"--name={UNIT}", "--user=1000:1000", "--env=AWS_REGION", "--env=LUSTRAIN_ATTEMPT"} <= set(program)
     assert program[program.index("example.org/a/b@sha256:0") :][1:4] == ["python3", "-m", "trainer.launch.node"]
     assert not [word for word in program if ssh_unit.FORBIDDEN_CHARACTER.search(word)]
+    removal = f" lustrain /usr/bin/docker {UNIT[: -len('000003')]} true\n"
+    assert removal in start_script(launcher, 0, runner).partition("systemd-run")[0]
 
 
 @pytest.mark.parametrize(
@@ -508,17 +511,74 @@ def test_peer_that_waits_for_a_rebooted_node_is_stopped(following: Callable[...,
     assert ("a", f"systemctl kill --kill-who=main --signal=TERM {UNIT}.service") in nodes.scripts
 
 
-def test_signal_goes_to_launchers_once_or_says_that_none_answers(following: Callable[..., SshExecutor]) -> None:
-    nodes = ScriptedNodes(a=[UP, UP, shown("failed", "failed", 1, EXIT_REQUEUE)])
-    executor = following(nodes, [A], [])
-    signal.raise_signal(signal.SIGTERM)
-    assert executor.follow(3, [A]) == EXIT_REQUEUE
-    assert len([script for _, script in nodes.scripts if "--signal=TERM" in script]) == 1
+def test_signal_goes_to_launchers_or_says_that_none_answers(following: Callable[..., SshExecutor]) -> None:
+    # A container that was about to start has not got it, so it is sent again after a while.
+    for times, sent in {2: 1, 4: 2}.items():
+        nodes = ScriptedNodes(a=[*[UP] * times, shown("failed", "failed", 1, EXIT_REQUEUE)])
+        executor = following(nodes, [A], [])
+        signal.raise_signal(signal.SIGTERM)
+        assert executor.follow(3, [A]) == EXIT_REQUEUE
+        assert len([script for _, script in nodes.scripts if "--signal=TERM" in script]) == sent
     silent = following(ScriptedNodes(a=[None]), [A], [])
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(UserError) as error:
         silent.follow(3, [A])
     assert error.value.exit_code == UNREACHABLE
+
+
+class FetchingNodes(ScriptedNodes):
+    """Nodes that fetch the image when a signal comes."""
+
+    stopped = False
+
+    def inspect(self, nodes: list[Node], plan: SshPlan) -> dict[Node, Inspection]:
+        signal.raise_signal(signal.SIGTERM)
+        return dict.fromkeys(nodes, SILENT)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_signal_ends_the_wait_for_an_image(following: Callable[..., SshExecutor]) -> None:
+    nodes, log = FetchingNodes(), list[str]()
+    assert (following(nodes, [A], log).healthy_nodes(), nodes.stopped, log) == ([], True, [])
+
+
+def test_node_without_the_image_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, now, asked = ssh_nodes.Nodes(), [0.0], list[float]()
+
+    def run(node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = 0) -> str:
+        if root:
+            asked.append(now[0])
+            raise Fault(REFUSED, "pull access denied")
+        return "user=me 1:1 1\n\n"
+
+    monkeypatch.setattr(nodes, "run", run)
+    monkeypatch.setattr(ssh_nodes.time, "monotonic", lambda: now[0])
+    plan = SshPlan(RUN, f"{RUN}/c", "python3", 1, 20_000, {}, PATIENCE, 120, Container("example.org/a@sha256:0"))
+    for moment in range(100):
+        now[0] = float(moment)
+        (found,) = nodes.inspect([A], plan).values()
+        assert found.why.endswith("starts there: pull access denied")
+    assert asked == [0.0, 61.0]
+
+
+def test_ctrl_c_ends_calls_on_all_nodes() -> None:
+    nodes, begun, ended = ssh_nodes.Nodes(), threading.Event(), list[str]()
+
+    def work(node: Node) -> None:
+        if node == A:
+            begun.wait()
+            raise KeyboardInterrupt
+        begun.set()
+        try:
+            nodes.run(node, "sleep 60")
+        except Fault as fault:
+            ended.append(fault.kind)
+
+    with pytest.raises(KeyboardInterrupt):
+        nodes.each([A, THIS_MACHINE], work)
+    assert ended == [STOPPED]
 
 
 def test_node_that_starts_nothing_is_blamed_and_its_peer_stopped(

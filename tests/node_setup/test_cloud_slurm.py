@@ -149,7 +149,7 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     # A notice drains the node; the machine that gets its name afterwards takes jobs.
     node3.metadata().spot_notice()
     slurm.wait({"node3": "drained"})
-    assert "Reason=lustrain: spot notice: terminate at" in stack.show("node3")
+    assert "Reason=lustrain: notice of AWS: spot, terminate at" in stack.show("node3")
     assert stack.checks(node3)["slurm-node"] == "failed"
     node3.metadata().clear()
     node3.replace()

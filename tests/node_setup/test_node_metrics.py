@@ -135,23 +135,22 @@ def test_node_without_hardware_has_no_series_of_it() -> None:
     assert found == {"lustrain_node_settings", "lustrain_node_unread_facts"}
 
 
-PING = "Slurmctld(primary) at {} is {}\nSlurmctld(backup) at other is UP\n"
+PING = "Slurmctld(primary) at {} is {}\nSlurmctld(backup) at other is {}\n"
 NODES = "n1 idle\nn1 idle\nn2 idle~\nn3 down*\nn4 mixed-\nn5 allocated+\n"
 JOBS = "RUNNING\nRUNNING\nCOMPLETING\n"
 ASKED = {
-    ("slurmctld",): Done(0, "", ""),
-    ("scontrol", "ping"): Done(0, PING.format("head.example.com", "UP"), ""),
+    ("scontrol", "ping"): Done(0, PING.format("head.example.com", "UP", "DOWN"), ""),
     ("sinfo",): Done(0, NODES, ""),
     ("squeue",): Done(0, JOBS, ""),
 }
 
 
-def slurm_values(tmp_path: Path, **changed: Done | None) -> dict[str, float]:
-    """What the machine `head` writes of Slurm; programs of `changed` answer otherwise, or are missing."""
-    programs = {command: changed.get(command[0], done) for command, done in ASKED.items()}
-    known = {command: done for command, done in programs.items() if done}
-    known |= {(f"/usr/bin/{command[0]}", *command[1:]): done for command, done in known.items()}
-    host = build(tmp_path, Machine(files={"/proc/sys/kernel/hostname": "head\n"}, programs=known))
+def slurm_values(tmp_path: Path, folder: str = "", unit: str | None = "active", **changed: Done) -> dict[str, float]:
+    """What the machine `head` writes of Slurm, whose daemon's unit is in a state or missing; programs of `changed` answer
+    otherwise."""
+    known = {(f"{folder}{name}", *more): changed.get(name, done) for (name, *more), done in ASKED.items()}
+    services = {"slurmctld.service": unit} if unit else {"another.service": "active"}
+    host = build(tmp_path, Machine({"/proc/sys/kernel/hostname": "head\n"}, programs=known, services=services))
     found = {metric.name: metric.samples for metric in readings({}, [], collect(host)) if "_slurm_" in metric.name}
     return {
         f"{name.removeprefix('lustrain_slurm_')}{sorted(sample.labels.values()) or ''}": sample.value
@@ -160,8 +159,9 @@ def slurm_values(tmp_path: Path, **changed: Done | None) -> dict[str, float]:
     }
 
 
-def test_controller_counts_nodes_once_and_jobs(tmp_path: Path) -> None:
-    assert slurm_values(tmp_path) == {
+@pytest.mark.parametrize("folder", ["", "/opt/slurm/bin/"])
+def test_controller_counts_nodes_once_and_jobs(tmp_path: Path, folder: str) -> None:
+    assert slurm_values(tmp_path, folder) == {
         "up": 1,
         "nodes['', 'idle']": 1,
         "nodes['idle', 'powered_off']": 1,
@@ -174,10 +174,14 @@ def test_controller_counts_nodes_once_and_jobs(tmp_path: Path) -> None:
     }
 
 
+def test_standby_controller_answers_for_a_dead_primary(tmp_path: Path) -> None:
+    assert slurm_values(tmp_path, scontrol=Done(0, PING.format("head", "DOWN", "UP"), ""))["up"] == 1
+
+
 @pytest.mark.parametrize(
     "changed",
     [
-        {"scontrol": Done(1, PING.format("head", "DOWN"), "")},
+        {"scontrol": Done(0, PING.format("head", "DOWN", "DOWN"), "")},
         {"scontrol": Done(TIMED_OUT, "", "")},
         {"sinfo": Done(1, "", "slurm_load_partitions: Unable to contact slurm controller")},
         {"squeue": Done(TIMED_OUT, "", "")},
@@ -190,12 +194,13 @@ def test_slurm_that_does_not_answer_has_no_numbers(tmp_path: Path, changed: dict
 @pytest.mark.parametrize(
     "changed",
     [
-        {"slurmctld": None},
-        {"scontrol": Done(0, PING.format("another", "UP"), "")},
+        {"unit": None},
+        {"unit": "failed", "scontrol": Done(TIMED_OUT, "", "")},
+        {"scontrol": Done(0, PING.format("another", "UP", "UP"), "")},
         {"scontrol": Done(1, "", "scontrol: fatal: Could not establish a configuration source")},
     ],
 )
-def test_node_that_is_no_controller_says_nothing_of_slurm(tmp_path: Path, changed: dict[str, Done | None]) -> None:
+def test_node_that_is_no_controller_says_nothing_of_slurm(tmp_path: Path, changed: dict[str, Any]) -> None:
     assert slurm_values(tmp_path, **changed) == {}
 
 

@@ -17,9 +17,9 @@ from node_setup.agent.facts import Wanted as FactsWanted
 from node_setup.agent.facts import scheduler
 from node_setup.agent.facts.instance import NODE
 from node_setup.agent.facts.reading import MachineReading
-from node_setup.agent.host import NO_PROGRAM, Done
+from node_setup.agent.host import NO_PROGRAM, TIMED_OUT, Done
 from node_setup.agent.model import Request
-from node_setup.agent.slurm import boot, key, paths, volume, watch
+from node_setup.agent.slurm import apply, boot, key, paths, volume, watch
 from node_setup.agent.slurm.apply import Clock, take_steps
 from node_setup.agent.slurm.wanted import DUTIES
 from node_setup.agent.verify import slurm as checks
@@ -63,6 +63,26 @@ class Fake(BareHost):
         return (left.pop(0) if len(left) > 1 else left[0]) if left else Done(NO_PROGRAM, "", "no such program")
 
 
+class Secrets(Fake):
+    """A Secrets Manager: `unseen` times it does not show yet what it has; a version's value cannot be replaced."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.versions: dict[str, str] = {}
+        self.value, self.unseen = "", 0
+
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+        self.ran.append(tuple(command))
+        if "put-secret-value" in command:
+            version = command[command.index("--client-request-token") + 1]
+            if self.versions.setdefault(version, stdin) != stdin:
+                return done(status=254, err="ResourceExistsException: you can't modify an existing version")
+            self.value = stdin
+            return done()
+        self.unseen -= 1
+        return done(self.value + "\n") if self.value and self.unseen < 0 else done(status=254, err=EMPTY)
+
+
 def done(out: str = "", status: int = 0, err: str = "") -> Done:
     return Done(status, out, err)
 
@@ -93,15 +113,6 @@ def test_a_count_that_changes_makes_no_other_document() -> None:
 
 
 def test_controller_makes_the_key_and_never_shows_it(tmp_path: Path) -> None:
-    class Secrets(Fake):
-        value = ""
-
-        def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
-            self.ran.append(tuple(command))
-            if "put-secret-value" in command:
-                self.value = stdin
-            return done(self.value + "\n") if self.value else done(status=254, err=EMPTY)
-
     host, said = Secrets(tmp_path), list[str]()
     made = key.munge_key(host, SECRET, 60, said.append, host.clock, makes=True)
     assert made == base64.b64decode(host.value)
@@ -109,6 +120,20 @@ def test_controller_makes_the_key_and_never_shows_it(tmp_path: Path) -> None:
     shown = json.dumps([*host.ran, *said])
     assert host.value[:16] not in shown
     assert host.ran[0][-2:] == ("--region", "us-west-2")
+
+
+def test_one_key_is_made_though_it_is_seen_late(tmp_path: Path) -> None:
+    """Nodes that had another one would be locked out."""
+    host = Secrets(tmp_path)
+    host.unseen = 3
+    made = key.munge_key(host, SECRET, 60, silent, host.clock, makes=True)
+    assert {base64.b64encode(made).decode()} == {*host.versions.values()}
+
+
+def test_what_the_cli_printed_is_not_in_a_log(tmp_path: Path) -> None:
+    host, said = Fake(tmp_path, aws=[done("c2VjcmV0", status=1)]), list[str]()
+    with pytest.raises(UserError, match="aws ended with 1"):
+        key.munge_key(host, SECRET, 0, said.append, host.clock, makes=False)
 
 
 @pytest.mark.parametrize(("why", "makes"), [(EMPTY, False), (DENIED, True)])
@@ -124,7 +149,8 @@ def test_a_key_that_is_not_there_is_waited_for_and_not_made(tmp_path: Path, why:
 VOLUME = "vol-0abc"
 
 
-def attached(root: Path, content: bytes) -> Fake:
+def attached(root: Path, content: bytes | None) -> Fake:
+    """Return a machine with the volume; None as its content: it cannot be read."""
     host = Fake(root, mkfs_xfs=[done()])
     for name, text in {
         "device/serial": "vol0abc\n",
@@ -132,15 +158,23 @@ def attached(root: Path, content: bytes) -> Fake:
         "size": "4096\n",
     }.items():
         host.write(f"/sys/block/nvme1n1/{name}", text)
-    host.write_bytes("/dev/nvme1n1", content.ljust(2**21, b"\0"), 0o600)
+    if content is not None:
+        host.write_bytes("/dev/nvme1n1", content.ljust(2**21, b"\0"), 0o600)
     return host
 
 
 @pytest.mark.parametrize(
     ("content", "status", "formatted"),
-    [(b"XFSB", Status.OK, False), (b"", Status.FAILED, True), (b"precious", Status.FAILED, False)],
+    [
+        (b"XFSB", Status.OK, False),
+        (b"", Status.FAILED, True),
+        (b"precious", Status.FAILED, False),
+        (None, Status.FAILED, False),
+    ],
 )
-def test_only_a_blank_volume_is_formatted(tmp_path: Path, content: bytes, status: Status, formatted: bool) -> None:
+def test_only_a_blank_volume_is_formatted(
+    tmp_path: Path, content: bytes | None, status: Status, formatted: bool
+) -> None:
     """mkfs.xfs of this machine does nothing, so that the blank volume's step fails after it."""
     host = attached(tmp_path, content)
     rows = take_steps([next(volume.steps(host, VOLUME, 60, host.clock))], silent, check=False)
@@ -151,6 +185,43 @@ def test_a_volume_that_is_not_attached_is_waited_for(tmp_path: Path) -> None:
     host = Fake(tmp_path)
     rows = take_steps([next(volume.steps(host, VOLUME, 60, host.clock))], silent, check=False)
     assert (rows[0]["status"], rows[0]["why"], host.now) == ("failed", "it is not attached now", 60)
+
+
+def test_a_booting_node_asks_for_itself_alone(tmp_path: Path) -> None:
+    """A thousand that boot at once would each read the list of all."""
+    host = Fake(tmp_path, scontrol=[done(NODE2.format(one, "(null)", "")) for one in ("UNKNOWN", "UNKNOWN", "IDLE")])
+    rows = take_steps([boot.registers(host, host.clock)], silent, check=False)
+    assert (rows[0]["status"], {command[-1] for command in host.ran}) == ("changed", {"node2"})
+
+
+def test_a_predecessor_is_deleted_once_it_has_no_job(tmp_path: Path) -> None:
+    class Busy(Fake):
+        def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+            if command[1] == "delete":
+                return done() if self.now >= 60 else done(status=1, err="Requested nodes are busy")
+            gone = self.now >= 60
+            return done(status=1, err="Node node2 not found") if gone else done(NODE2.format("DOWN", "(null)", ""))
+
+    host = Busy(tmp_path)
+    rows = take_steps([boot.no_predecessor(host, host.clock)], silent, check=False)
+    assert (rows[0]["status"], host.now) == ("changed", 60)
+
+
+def test_slurmd_starts_though_another_unit_waits_for_the_boot(tmp_path: Path) -> None:
+    """systemd holds slurmd's start until lustrain-tune.service has ended, which waits for the boot that starts slurmd."""
+
+    class Booting(Fake):
+        active = "inactive"
+
+        def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+            if command[1] == "restart" and "--job-mode=ignore-dependencies" not in command:
+                return done(status=TIMED_OUT, err="systemctl did not end within 120 s")
+            self.active = "active" if command[1] == "restart" else self.active
+            return done(f"LoadState=loaded\nActiveState={self.active}\nUnitFileState=disabled\n")
+
+    host = Booting(tmp_path)
+    rows = take_steps([apply.service(host, "slurmd.service", host.clock, enabled=False)], silent, check=False)
+    assert rows[0]["status"] == "changed"
 
 
 def untouched() -> None:
@@ -208,7 +279,12 @@ GONE = "DOWN+DYNAMIC_NORM+NOT_RESPONDING"
     ("shown", "reason", "deleted"),
     [
         (GONE, " Reason=Not responding [slurm@2026-11-26T16:55:44]", True),
-        ("DOWN+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", " Reason=lustrain: spot notice: terminate [root@x]", True),
+        ("DOWN+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", " Reason=lustrain: notice of AWS: spot, terminate [root@x]", True),
+        (
+            "DOWN+DRAIN+DYNAMIC_NORM+NOT_RESPONDING",
+            " Reason=lustrain: gpu-ecc: uncorrectable; action=REPLACE [root@x]",
+            False,
+        ),
         ("DOWN+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", " Reason=a fan is loud [root@x]", False),
         ("DOWN+COMPLETING+DYNAMIC_NORM+NOT_RESPONDING", "", False),
         ("DOWN+NOT_RESPONDING", "", False),
@@ -244,7 +320,10 @@ def test_a_node_that_came_back_is_gone_anew(tmp_path: Path) -> None:
 )
 def test_slurmd_is_restarted_where_the_controller_forgot_it(tmp_path: Path, answer: Done, restarts: int) -> None:
     host = Fake(tmp_path, scontrol=[answer], systemctl=[done()])
-    watch.Node(host, silent).look(0)
+    node = watch.Node(host, silent)
+    node.look(0)
+    assert host.ran == []
+    node.look(60)
     assert host.ran.count(("systemctl", "restart", "slurmd.service")) == restarts
 
 

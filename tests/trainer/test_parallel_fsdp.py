@@ -18,9 +18,10 @@ from tests.trainer.meshes import MeshRuns, assert_losses_of_one_rank, equal
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import Config, ParallelConfig, PrecisionConfig
-from trainer.generation import require_same_weights
+from trainer.generation import held_checksums, require_same_weights
 from trainer.parallel import choose, fsdp
 from trainer.parallel.mesh import ParallelDims, mesh_problems
+from trainer.parallel.shards import Axis, LocalShard
 from trainer.tasks.language_model import LanguageModel
 
 CONFIG = Config.model_validate(
@@ -196,3 +197,19 @@ def test_ranks_that_hold_the_same_must_begin_alike(changed: dict[str, str], diff
     answers[7] = {**answers[7], **changed}
     with pytest.raises(UserError) if differs else nullcontext():
         require_same_weights(answers)
+
+
+def test_tensors_are_compared_among_the_ranks_that_hold_them() -> None:
+    axes = [Axis("shard", 2, 1), Axis("tensor", 2, 0)]
+    held_by = {"model/norm": ("tensor",), "model/up": (), "model/table": ("shard", "tensor"), "optim/up": ()}
+
+    def checksums(changed: str) -> dict[str, str]:
+        tensors = {name: torch.full((2,), float(name == changed)) for name in held_by}
+        shards = [LocalShard(name, tensors[name], (4,), (0,), alike, 0, 1) for name, alike in held_by.items()]
+        return held_checksums(shards, axes)
+
+    before = checksums("optim/up")
+    assert before.keys() == {"shard 1", "shard 1 tensor 0", ""}
+    for name, place in {"model/norm": "shard 1", "model/up": "shard 1 tensor 0", "model/table": ""}.items():
+        after = checksums(name)
+        assert {at for at in before if before[at] != after[at]} == {place}

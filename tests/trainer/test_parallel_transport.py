@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,24 @@ def test_a_node_without_rdma_has_no_devices(tmp_path: Path) -> None:
     assert read_transport(tmp_path, tmp_path / "fd") == Transport((), ())
 
 
-def test_efa_that_is_not_used_is_refused_unless_allowed() -> None:
-    with pytest.raises(UserError, match=r"parallel\.allow_sockets") as refused:
-        require_efa(Transport(("efa0",), ("mlx5_0",)), allow_sockets=False)
+UNUSED, USED = {"efa": ["efa0"], "opened": ["mlx5_0"]}, {"efa": ["efa0", "efa1"], "opened": ["efa1"]}
+
+
+def test_hosts_that_do_not_use_their_efa_are_named() -> None:
+    answers = {
+        0: {"host": "a", **USED},
+        1: {"host": "c", **UNUSED},
+        2: {"host": "b", **UNUSED},
+        3: {"host": "b", **UNUSED},
+    }
+    with pytest.raises(UserError, match=r"parallel\.allow_sockets.* of b and 1 more,") as refused:
+        require_efa(answers, allow_sockets=False)
     assert refused.value.exit_code == EXIT_CONFIG
-    require_efa(Transport(("efa0",), ()), allow_sockets=True)
-    require_efa(Transport(("efa0", "efa1"), ("efa1",)), allow_sockets=False)
-    require_efa(Transport((), ()), allow_sockets=False)
+    assert require_efa(answers, allow_sockets=True) == answers[0]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "has"), [("aa", UNUSED), ("ab", USED), ("ab", {"efa": [], "opened": []})], ids=["one", "used", "none"]
+)
+def test_one_host_or_efa_in_use_is_not_refused(hosts: str, has: dict[str, Any]) -> None:
+    require_efa({rank: {"host": host, **has} for rank, host in enumerate(hosts)}, allow_sockets=False)

@@ -1,19 +1,22 @@
 """What NCCL sends over between nodes, seen from the devices that this process holds open once collectives have run.
 
-NCCL says it only in a log of hundreds of lines a rank. A rank that uses EFA or InfiniBand holds its device nodes open
-(https://docs.kernel.org/infiniband/user_verbs.html); where the plugin for EFA is missing, NCCL takes TCP sockets without an
-error, at a tenth of the rate.
+NCCL says it only in a log of hundreds of lines a rank. Its plugin for EFA loads libfabric, which opens the EFA devices at once
+and keeps them open (https://github.com/ofiwg/libfabric/blob/main/prov/efa/src/efa_device.c). Where NCCL does not find the
+plugin, it takes TCP sockets without an error (https://github.com/NVIDIA/nccl/issues/959), at a fraction of the rate. Not
+noticed here: a plugin that gives up after libfabric has opened the devices.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lustrain.problem import UserError, problem
 from trainer.errors import EXIT_CONFIG
+from trainer.parallel.agree import Json
 
 AMAZON = "0x1d0f"
 """PCI vendor of EFA devices (https://pci-ids.ucw.cz/read/PC/1d0f)."""
@@ -26,6 +29,9 @@ class Transport:
     efa: tuple[str, ...]
     opened: tuple[str, ...]
 
+    def to_json(self) -> Json:
+        return {"host": socket.gethostname(), "efa": list(self.efa), "opened": list(self.opened)}
+
 
 def read_transport(sys: Path = Path("/sys/class"), descriptors: Path = Path("/proc/self/fd")) -> Transport:
     """Read the kernel's lists; both are empty where the node has no RDMA device."""
@@ -36,13 +42,26 @@ def read_transport(sys: Path = Path("/sys/class"), descriptors: Path = Path("/pr
     return Transport(tuple(efa), tuple(sorted(nodes[name] for name in targets & nodes.keys())))
 
 
-def require_efa(transport: Transport, *, allow_sockets: bool) -> None:
-    """UserError where the node has EFA devices that a training over several nodes does not use, unless that is allowed."""
-    if not transport.efa or set(transport.efa) & set(transport.opened) or allow_sockets:
-        return
-    why = f"NCCL uses none of this node's {len(transport.efa)} EFA devices, so gradients go over TCP sockets"
-    fix = "`fab node-verify` names what is missing, a container needs /dev/infiniband; or set it to true to train so"
-    raise UserError(problem("parallel.allow_sockets", False, why, fix=fix), EXIT_CONFIG)
+def require_efa(answers: dict[int, Json], *, allow_sockets: bool) -> Json:
+    """Return rank 0's transport, nothing where all ranks are on one host.
+
+    UserError where a rank of several hosts uses none of its EFA devices, unless that is allowed.
+    """
+    if len({answer["host"] for answer in answers.values()}) == 1:
+        return {}
+    unused = {
+        answer["host"] for answer in answers.values() if answer["efa"] and not {*answer["efa"]} & {*answer["opened"]}
+    }
+    if unused and not allow_sockets:
+        first, *others = sorted(unused)
+        hosts = f"{first} and {len(others)} more" if others else first
+        why = f"NCCL uses none of the EFA devices of {hosts}, so gradients would go over TCP sockets"
+        fix = (
+            "set NCCL_NET_PLUGIN=ofi; `fab node-verify` names what a node lacks; a container needs /dev/infiniband and the "
+            "plugin; or set it to true to train over sockets"
+        )
+        raise UserError(problem("parallel.allow_sockets", "false", why, fix=fix), EXIT_CONFIG)
+    return answers[0]
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -37,6 +37,11 @@ def interface_services(spec: ClusterSpec) -> tuple[str, ...]:
     """Services that a closed network of ours has interfaces for; none in an open one or in one that is there already."""
     if spec.network.existing is not None or not spec.network.closed:
         return ()
+    return needed_services(spec)
+
+
+def needed_services(spec: ClusterSpec) -> tuple[str, ...]:
+    """Services that nodes talk to, S3 aside."""
     prometheus = ("aps-workspaces",) if spec.observability.prometheus else ()
     accounting = spec.backend == "hyperpod-slurm" and spec.slurm.accounting
     secrets = ("secretsmanager",) if accounting or spec.controller else ()

@@ -70,7 +70,7 @@ https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html,
 https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/."""
 IMAGES_WITH_SLURM = {
     "nvidia": DefaultImage(
-        "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id", date(2026, 11, 26)
+        "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id", date(2026, 10, 9)
     ),
     "neuron": IMAGES["neuron"],
     "ubuntu": DefaultImage(
@@ -78,7 +78,8 @@ IMAGES_WITH_SLURM = {
     ),
 }
 """Of clusters with a scheduler: nodes join it as dynamic nodes, which Slurm knows since 22.05, and Ubuntu 22.04 packages 21.08,
-24.04 has 23.11 (https://slurm.schedmd.com/dynamic_nodes.html, https://launchpad.net/ubuntu/+source/slurm-wlm)."""
+24.04 has 23.11 (https://slurm.schedmd.com/dynamic_nodes.html, https://launchpad.net/ubuntu/+source/slurm-wlm). Their kernel is
+too new for AWS's Lustre client: rule SLM-006."""
 IMAGE_FACTS_LAST = timedelta(days=365)
 """How old `seen` may be before preflight speaks of it; our own line."""
 CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
@@ -233,7 +234,7 @@ def image(spec: ClusterSpec, group: Group, kind: Instance) -> Image:
 
 
 def default_images(spec: ClusterSpec) -> Mapping[str, DefaultImage]:
-    return IMAGES_WITH_SLURM if spec.scheduler else IMAGES
+    return IMAGES_WITH_SLURM if spec.controller else IMAGES
 
 
 def cpu(group: Group, kind: Instance) -> Cpu | None:

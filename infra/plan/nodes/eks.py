@@ -103,8 +103,9 @@ def unfit(spec: ClusterSpec, plane: ControlPlane) -> Iterator[Problem]:
         yield finding(EXISTING, message, f"{change} (cannot be taken back)")
     nodes = spec.network.existing.vpc_id if spec.network.existing else None
     if nodes and plane.vpc_id != nodes:
-        message = f"{spec.eks_name} is in {plane.vpc_id}, the nodes in {nodes}"
-        yield finding(EXISTING, message, f"set network.existing.vpc_id: {plane.vpc_id} with subnets of it")
+        message = f"{spec.eks_name} is in {plane.vpc_id or 'no VPC of AWS'}, the nodes in {nodes}"
+        fix = f"set network.existing.vpc_id: {plane.vpc_id} with subnets of it"
+        yield finding(EXISTING, message, fix if plane.vpc_id else "name a cluster that EKS runs in this VPC")
 
 
 @dataclass(frozen=True)

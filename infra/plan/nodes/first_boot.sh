@@ -175,7 +175,6 @@ lustre() {
   fi
 }
 
-# What the image has in its home folder (keys, shell settings) goes along, or nobody could log in.
 home() {
   local aside="$root/run/lustrain/home"
   begin_step "mount of $home_path"
@@ -186,9 +185,11 @@ home() {
   if ! command -v mount.nfs4 >/dev/null; then
     DEBIAN_FRONTEND=noninteractive retry 5 300 apt-get -o DPkg::Lock::Timeout=240 install -qy nfs-common
   fi
-  retry 30 120 mount -t nfs4 -o "$home_options" "$home_source" "$aside"
-  # Other nodes copy into the same folder: cp fails on what another one made between its look and its write.
-  retry 10 "$patience" cp -an "$root$home_path/." "$aside/"
+  # A boot that was ended left it mounted.
+  if ! mountpoint -q "$aside"; then
+    retry 30 120 mount -t nfs4 -o "$home_options" "$home_source" "$aside"
+  fi
+  retry 10 "$patience" bash "$bundle/fill_homes.sh" "$root$home_path" "$aside"
   retry 3 120 umount "$aside"
   retry 30 120 mount -t nfs4 -o "$home_options" "$home_source" "$root$home_path"
 }

@@ -63,7 +63,8 @@ def facts(
         "efa": kind.efa if kind else 0,
         "accelerators": sum(accelerator.count for accelerator in kind.accelerators) if kind else 0,
         "capacity": group.capacity.mode,
-        "ends_at": spec.ends_at.isoformat() if spec.ends_at else None,
+        # Of what computes: with another end the controller would be made anew.
+        "ends_at": spec.ends_at.isoformat() if spec.ends_at and group.role == "worker" else None,
         "runs_uri": runs_uri(spec, place),
         "lustre": config.mount_path if lustre and config else None,
         "home": spec.storage.home.mount_path if home and spec.storage.home else None,
@@ -94,7 +95,8 @@ def user_data(
     queue_url: str = "",
     slurm: SlurmIds | None = None,
 ) -> str:
-    """Return the script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
+    """Return the script as text; what is empty is left out of the boot, and homes need the bundle. UserError when EC2 would not
+    take it."""
     config = spec.storage.lustre
     home = nfs_mount(spec.storage.home) if spec.storage.home and home_dns else None
     options = module_options(spec, group, node_document(spec)) if lustre_dns else ""

@@ -1,8 +1,6 @@
 """The file system for home folders, OpenZFS or EFS, how nodes mount it, and the checks of both.
 
-EFS is mounted by the kernel's NFS client, without TLS. TLS comes with AWS's mount helper only, which Ubuntu has to build from
-source (https://github.com/aws/efs-utils#on-other-linux-distributions): each node would do so at boot, which a closed network
-does not allow. The security group decides who reaches the file system.
+EFS is mounted by the kernel's NFS client, without TLS; docs/decisions.md says why. The security group decides who reaches it.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class EfsPlan:
     """One file system over all zones of the region, with a mount target in each zone that has nodes.
 
     Elastic throughput, which needs no forecast: homes are idle for hours and then read by all nodes at once
-    (https://docs.aws.amazon.com/efs/latest/ug/performance.html#elastic).
+    (https://docs.aws.amazon.com/efs/latest/ug/managing-throughput.html).
     """
 
     zones: tuple[str, ...]

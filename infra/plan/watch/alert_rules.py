@@ -234,10 +234,11 @@ ALERTS = (
     ),
     Alert(
         "SlurmDown",
-        "lustrain_slurm_up == 0",
+        # A machine that is gone writes no 0.
+        "lustrain_slurm_up == 0 or up == 0 and on (instance, job) last_over_time(lustrain_slurm_up[1d])",
         5,
         "page",
-        "Slurm's controller does not answer: no job starts, and a lost one is not started again",
+        "Slurm's controller does not answer, or its machine is gone: no job starts, and a lost one is not started again",
     ),
     Alert(
         "NodeMetricsStale",

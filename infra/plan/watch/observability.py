@@ -31,7 +31,6 @@ COUNTED_GROUPS = 9
 """CloudWatch evaluates an alarm over at most ten metrics
 (https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch_limits.html)."""
 HOME_FULL_PERCENT = 85
-HOME_BUSY_PERCENT, HOME_BUSY_MINUTES = 95, 15
 BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
 """What first_boot.sh counts, in a namespace that the node role may write to."""
 HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"
@@ -183,20 +182,23 @@ def _home_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
 
 
 def _efs_alarm(spec: ClusterSpec) -> Alarm:
-    """EFS has no capacity to run out of, only operations: https://docs.aws.amazon.com/efs/latest/ug/efs-metrics.html"""
+    """Return the alarm on what EFS bills: it has no capacity to run out of, and elastic throughput serves whatever is asked.
+
+    AWS advises an alarm on this metric: https://docs.aws.amazon.com/efs/latest/ug/managing-throughput.html
+    """
+    limit = spec.alarms.home_gb_per_hour
     return Alarm(
-        name=f"{spec.name}-home-busy",
+        name=f"{spec.name}-home-traffic",
         subject="home",
         description=(
-            f"Home folders have been at more than {HOME_BUSY_PERCENT} % of the operations that their file system does, for "
-            f"{HOME_BUSY_MINUTES} minutes: logins and starts of jobs are slow on every node. First: look for a job that reads "
-            "or writes many small files in a home, and move its data to Lustre, S3 or /scratch"
+            f"EFS meters more than {limit:g} GB an hour of reads and writes in home folders, and bills them. The run itself is "
+            "not affected. First: look for a job that reads its data or writes its checkpoints in a home, and move them to "
+            "Lustre, S3 or /scratch"
         ),
-        metrics=(Metric("busy", "AWS/EFS", "PercentIOLimit", "Average", "FileSystemId"),),
-        expression="1 * busy",
-        label="of the operations that the home file system does, percent",
-        threshold=HOME_BUSY_PERCENT,
-        periods=HOME_BUSY_MINUTES,
+        metrics=(Metric("metered", "AWS/EFS", "MeteredIOBytes", "Sum", "FileSystemId", HOUR),),
+        expression="metered / 1000000000",
+        label="GB an hour of home folders",
+        threshold=limit,
     )
 
 
@@ -295,8 +297,8 @@ def _controller_alarm(spec: ClusterSpec) -> Alarm:
         description=(
             f"Slurm's controller has failed EC2's status checks, or told nothing, for {CONTROLLER_MINUTES} minutes. "
             "Running jobs go on; none starts, and none that fails starts again. First: aws ec2 reboot-instances "
-            "--instance-ids {id}. If that does not help: pulumi up --target-replace with the URN of the instance makes "
-            "it anew with its address and state"
+            f"--instance-ids {{id}}. If that does not help: pulumi up --refresh --replace '**{spec.name}-controller-instance' "
+            "makes it anew with its address and state"
         ),
         metrics=(Metric("failed", "AWS/EC2", "StatusCheckFailed", "Maximum", "InstanceId"),),
         expression="1 * failed",

@@ -11,7 +11,7 @@ from infra.catalog.kubernetes import DATE, HYPERPOD, VERSIONS
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.documents import Document
-from infra.plan.nodes.eks import EXISTING, ControlPlane, addons, needed_addons, unfit
+from infra.plan.nodes.eks import EXISTING, MODES, ControlPlane, addons, needed_addons, unfit
 from infra.plan.place import COST_TAG
 from infra.plan.roles import RolePlan, flow_log_role, key_of_existing, node_role, services
 from infra.preflight.online.client import Aws, answered
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mypy_boto3_iam.type_defs import ContextEntryTypeDef
 
 RULES = Family()
+TAG_SESSION = "sts:TagSession"
 
 
 @RULES.add(
@@ -71,14 +72,15 @@ def existing_plane(spec: ClusterSpec, aws: Aws) -> ControlPlane | None:
     found = _described(spec, aws)
     if found is None:
         return None
-    network = found["resourcesVpcConfig"]
+    # A cluster that runs elsewhere (EKS Connector) has no network and no version, one that is being made no group yet.
+    network = found.get("resourcesVpcConfig", {})
     return ControlPlane(
         arn=found["arn"],
-        version=found["version"],
+        version=found.get("version", ""),
         status=found["status"],
         authentication_mode=found.get("accessConfig", {}).get("authenticationMode", "CONFIG_MAP"),
-        vpc_id=network["vpcId"],
-        security_group_id=network["clusterSecurityGroupId"],
+        vpc_id=network.get("vpcId", ""),
+        security_group_id=network.get("clusterSecurityGroupId", ""),
     )
 
 
@@ -116,7 +118,7 @@ def joinable(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 def version_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     plane = existing_plane(spec, aws)
     taken = [item.name for item in VERSIONS.values() if item.hyperpod]
-    if plane and plane.version not in taken:
+    if plane and plane.version and plane.version not in taken:
         message = f"{spec.eks_name} runs {plane.version}; HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}"
         yield finding(EXISTING, message, "upgrade it first, or suppress this when HyperPod takes the version now")
 
@@ -131,7 +133,7 @@ def version_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Proble
 def private_endpoint(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if existing_plane(spec, aws) is None:
         return
-    network = _described(spec, aws)["resourcesVpcConfig"]
+    network = _described(spec, aws).get("resourcesVpcConfig", {})
     if network.get("endpointPrivateAccess"):
         return
     ranges = listed(network.get("publicAccessCidrs", []))
@@ -175,7 +177,8 @@ def _is_ours(spec: ClusterSpec, aws: Aws, name: str) -> bool:
     permission="eks:DescribeAccessEntry",
 )
 def entries_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    if existing_plane(spec, aws) is None:
+    plane = existing_plane(spec, aws)
+    if plane is None or plane.authentication_mode not in MODES:
         return
     for index, role in enumerate(spec.access.admin_roles):
         entry = answered(
@@ -239,9 +242,16 @@ def _trusts(plan: RolePlan, role: str, aws: Aws) -> Problems:
     answer = answered("NoSuchEntity", aws.iam.get_role, RoleName=role.rpartition("/")[2])
     if answer is None or answer["Role"]["Arn"] != role:
         yield finding(here, f"role {role} does not exist", "correct it, or make the role")
-    elif f'"{service}"' not in json.dumps(answer["Role"].get("AssumeRolePolicyDocument")):
-        fix = f"add what `{_prints(plan)}` prints to its trust policy"
+        return
+    trusted = json.dumps(answer["Role"].get("AssumeRolePolicyDocument"))
+    fix = f"add what `{_prints(plan)}` prints to its trust policy"
+    # Pod Identity tags its sessions; without that right pods get no credentials
+    # (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html).
+    tags = TAG_SESSION in plan.trust["Statement"][0]["Action"]
+    if f'"{service}"' not in trusted:
         yield finding(here, f"{service} may not take the role on", fix)
+    elif tags and f'"{TAG_SESSION}"' not in trusted and '"sts:*"' not in trusted:
+        yield finding(here, f"{service} may not tag its sessions ({TAG_SESSION})", fix)
 
 
 def _prints(plan: RolePlan) -> str:

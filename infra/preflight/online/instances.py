@@ -15,7 +15,7 @@ from infra.finding import finding
 from infra.plan.nodes.auto_scaling import CANONICAL, image
 from infra.plan.nodes.capacity import market
 from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
-from infra.preflight.rule import Context, Family, GroupType, Problems, group_types, groups, known_groups
+from infra.preflight.rule import Context, Family, GroupType, Problems, group_types, groups, known_machines
 from infra.preflight.rules.instances import wrong_facts
 from lustrain.problem import without_page
 
@@ -176,7 +176,7 @@ def facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="ec2:DescribeImages",
 )
 def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    for path, group, facts in known_groups(spec):
+    for path, group, facts in known_machines(spec):
         if not group.image_id:
             continue
         answer = answered("InvalidAMIID", aws.ec2.describe_images, ImageIds=[group.image_id])
@@ -213,7 +213,7 @@ def _for_hyperpod(path: str, group: Group, there: Any, context: Context) -> Prob
     permission="ssm:GetParameter",
 )
 def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    for path, group, facts in known_groups(spec):
+    for path, group, facts in known_machines(spec):
         if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
             continue
         parameter = image(spec, group, facts).parameter

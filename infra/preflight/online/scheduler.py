@@ -17,7 +17,7 @@ RULES = Family()
 
 @RULES.add(
     "SLM-101",
-    "Named images exist, and are not of an Ubuntu whose Slurm has no dynamic nodes: those came with 22.05.",
+    "Named images are not of an Ubuntu whose Slurm has no dynamic nodes: those came with 22.05.",
     "https://slurm.schedmd.com/dynamic_nodes.html",
     level="warning",
     permission="ec2:DescribeImages",
@@ -27,11 +27,8 @@ def old_slurm(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         if image_id is None:
             continue
         answer = answered("InvalidAMIID", aws.ec2.describe_images, ImageIds=[image_id])
-        name = next((image.get("Name", "") for image in answer["Images"]), None) if answer else None
-        if name is None:
-            message = f"{image_id} is not there, or not yours to use, in {aws.region}"
-            yield finding(path, message, "copy it to the region, share it, or remove the key", level="error")
-        elif OLD_UBUNTU.search(name):
+        names = [image.get("Name", "") for image in answer["Images"]] if answer else []
+        for name in filter(OLD_UBUNTU.search, names):
             message = f"{name} is of an Ubuntu whose own Slurm has no dynamic nodes"
             fix = "take one of Ubuntu 24.04, or suppress this if it has a newer Slurm of yours"
             yield finding(path, message, fix)

@@ -80,7 +80,7 @@ def _reached(spec: ClusterSpec, aws: Aws, there: dict[str, Any]) -> Problems:
 @RULES.add(
     "FSX-103",
     "An existing EFS is there and available, with a mount target in the VPC and each zone of the nodes.",
-    f"{GUIDE}/accessing-fs.html",
+    f"{GUIDE}/mounting-fs-mount-cmd-dns-name.html",
     permission="elasticfilesystem:DescribeMountTargets",
 )
 def existing_efs(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
@@ -105,10 +105,10 @@ def existing_efs(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             f"{HOMES}.id", f"has its mount targets in {', '.join(strange)}, the nodes are in {network.vpc_id}", SAME_VPC
         )
         return
-    zones = {one.get("AvailabilityZoneId") for one in targets}
+    zones = {one.get("AvailabilityZoneId") for one in targets if one["LifeCycleState"] in ("available", "updating")}
     for zone in (spec.zone_id, *spec.other_zones):
         if zone not in zones:
-            message = f"has no mount target in {zone}, where its name means nothing to nodes"
+            message = f"has no available mount target in {zone}, where nodes cannot resolve its name"
             yield finding(
                 f"{HOMES}.id", message, f"make one: aws efs create-mount-target --file-system-id {named} --subnet-id …"
             )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from infra.catalog.ultraservers import BLOCKS as ULTRASERVER_BLOCKS
-from infra.catalog.ultraservers import INSTANCES
+from infra.catalog.ultraservers import ULTRASERVER_BLOCKS, ULTRASERVER_SIZES
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems, market
@@ -275,7 +274,7 @@ def _shared(spec: ClusterSpec) -> dict[str, list[tuple[str, Group]]]:
 )
 def ultraservers(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
-        sizes, capacity = INSTANCES.get(group.ec2_type, ()), group.capacity
+        sizes, capacity = ULTRASERVER_SIZES.get(group.ec2_type, ()), group.capacity
         bought: CapacityMode = "training-plan" if spec.hyperpod else "capacity-block"
         each = " or ".join(map(str, sizes))
         if sizes and capacity.mode != bought:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.network.endpoints import needed_services
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.place import host
@@ -141,7 +141,7 @@ def with_existing(spec: ClusterSpec, context: Context) -> Problems:
 )
 def existing_closed(spec: ClusterSpec, context: Context) -> Problems:
     if spec.network.existing and spec.network.closed:
-        needed = listed((*ALWAYS, *BY_BACKEND[spec.backend], "s3 (gateway)"))
+        needed = listed((*needed_services(spec), "s3 (gateway)"))
         yield finding(
             "network.closed",
             f"makes nothing in an existing network, where nodes need endpoints for {needed}",

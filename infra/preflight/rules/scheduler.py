@@ -6,10 +6,15 @@ from infra.config import CONTROLLER, ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.auto_scaling import CANONICAL
 from infra.plan.nodes.controller import TYPE_KEY
-from infra.preflight.rule import Context, Family, Problems, groups
+from infra.preflight.rule import CONTROLLER_PATH, Context, Family, Problems, groups
 
 OURS = "infra/plan/nodes/controller.py"
 CONF = "https://slurm.schedmd.com/slurm.conf.html"
+CLIENTS = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html"
+KERNEL_WITHOUT_CLIENT = "7.0"
+"""Of Ubuntu 24.04's images since September 2026
+(https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html).
+AWS builds a client for each kernel (CLIENTS); the newest for 24.04 that we know of is for 6.17."""
 TAKEN = {
     CONTROLLER: "the group of Slurm's controller",
     "default": "a word of slurm.conf",
@@ -66,9 +71,21 @@ def nowhere_to_install_from(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(path, message, "name an image with slurm-wlm and munge in it, of Slurm 22.05 or newer")
 
 
+@RULES.add("SLM-006", "With Lustre, images bring a client for their kernel.", CLIENTS, judgement=True)
+def no_lustre_client(spec: ClusterSpec, context: Context) -> Problems:
+    for path, image_id in named_images(spec).items() if spec.storage.lustre else ():
+        if image_id is None:
+            message = (
+                f"default images of Ubuntu 24.04 run kernel {KERNEL_WITHOUT_CLIENT}, for which no Lustre client of AWS "
+                "is known: boots would fail"
+            )
+            fix = "name an image with a client, and Slurm 22.05 or newer, or suppress this once AWS has one"
+            yield finding(path, message, fix)
+
+
 def named_images(spec: ClusterSpec) -> dict[str, str | None]:
     """Return the image that each group and the controller name, by the key's path; empty without a controller."""
     if not spec.controller:
         return {}
     images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
-    return {**images, "scheduler.controller.image_id": spec.controller.image_id}
+    return {**images, f"{CONTROLLER_PATH}.image_id": spec.controller.image_id}

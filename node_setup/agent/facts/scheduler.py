@@ -61,7 +61,7 @@ def show_node(host: Host, name: str) -> tuple[dict[str, Any] | None, str | None]
     done = host.run(("scontrol", "show", "node", "--oneliner", name), 30)
     if done.ok:
         return parse(done.out).get(name), None
-    return None, None if "not found" in done.out + done.err else done.complaint
+    return None, None if f"Node {name} not found" in done.out + done.err else done.complaint
 
 
 def is_registered(node: dict[str, Any]) -> bool:

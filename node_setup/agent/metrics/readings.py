@@ -55,7 +55,7 @@ def readings(facts: Facts, rows: Iterable[Mapping[str, Any]], queue: Queue | Non
     yield Metric("lustrain_node_settings", GAUGE, "Settings by what a tune would find now", by_status)
     unread = [Sample(len(facts.get("errors") or ()))]
     yield Metric("lustrain_node_unread_facts", GAUGE, "Facts that could not be read", unread)
-    if queue is not None:
+    if queue:
         yield from _slurm(queue)
 
 
@@ -171,6 +171,6 @@ def _clock(time: Mapping[str, Any]) -> Iterator[Metric]:
 def _slurm(queue: Queue) -> Iterator[Metric]:
     yield Metric("lustrain_slurm_up", GAUGE, "Whether Slurm's controller answers", [Sample(int(queue.error is None))])
     nodes = [Sample(number, {"state": state, "flag": flag}) for (state, flag), number in sorted(queue.nodes.items())]
-    yield Metric("lustrain_slurm_nodes", GAUGE, "Nodes of Slurm, by state and the flag beside it", nodes)
+    yield Metric("lustrain_slurm_nodes", GAUGE, "Nodes of Slurm, by state and flag", nodes)
     jobs = [Sample(number, {"state": state}) for state, number in sorted(queue.jobs.items())]
-    yield Metric("lustrain_slurm_jobs", GAUGE, "Jobs of Slurm, by state; an array that waits is one", jobs)
+    yield Metric("lustrain_slurm_jobs", GAUGE, "Jobs of Slurm, by state", jobs)

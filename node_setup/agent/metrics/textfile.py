@@ -12,7 +12,7 @@ from node_setup.agent.model import EXIT_IN_SYNC, Request
 from node_setup.agent.run import tune
 from node_setup.agent.run.plan import plan, rows
 from node_setup.agent.settings import catalog
-from node_setup.agent.slurm import queue as slurm_queue
+from node_setup.agent.slurm.queue import collect
 from node_setup.agent.wire.answer import empty_answer
 from node_setup.agent.wire.identity import Identity
 
@@ -29,8 +29,8 @@ def write(host: Host, request: Request, identity: Identity, folder: str) -> tupl
     settings = catalog.load()
     facts = tune.facts(host, request, identity, settings, LUSTRE_PARAMETERS)
     current = plan(settings, facts, request)
-    queue = slurm_queue.collect(host)
-    if queue is not None and queue.error:
+    queue = collect(host)
+    if queue and queue.error:
         facts["errors"] = [*facts["errors"], {"where": "slurm", "why": queue.error}]
     path = f"{folder.rstrip('/')}/{NAME}"
     try:

@@ -238,7 +238,9 @@ def service(host: Host, unit: str, clock: Clock, *, enabled: bool = True) -> Ste
 
     def mend() -> str | None:
         verbs = ["enable"] if enabled else ["disable"] * (facts.unit_state(host, unit)["enabled"] == "enabled")
-        for command in [("systemctl", verb, unit) for verb in (*verbs, "restart")]:
+        # At a reboot slurmd's start waits for the unit that tunes, which waits for the boot unit, which is us (seen with 252).
+        mode = () if enabled else ("--job-mode=ignore-dependencies",)
+        for command in [*(("systemctl", verb, unit) for verb in verbs), ("systemctl", "restart", *mode, unit)]:
             done = host.run(command, 120)
             if not done.ok:
                 return f"{' '.join(command)}: {done.complaint}; fix: journalctl -u {unit}"

@@ -19,17 +19,18 @@ from node_setup.agent.facts import scheduler
 from node_setup.agent.facts.instance import NODE
 from node_setup.agent.host import Host
 from node_setup.agent.run import lock
-from node_setup.agent.slurm import apply, facts, gres, key, paths, state, volume
-from node_setup.agent.slurm.wanted import DUTIES, Awaited, File, Wanted
+from node_setup.agent.slurm import apply, facts, gres, key, paths, volume
+from node_setup.agent.slurm.wanted import DUTIES, File, Wanted
 
 WAIT_S = 1500.0
 """For what the stack makes meanwhile: munge's key, the state volume. first_boot.sh gives the whole step 30 minutes."""
 KNOWN_KEY_WAIT_S = 60.0
 """At a later boot the key is there already, and Secrets Manager may be away."""
-ANSWERS_S, REGISTERS_S, LOCK_S = 600.0, 120.0, 300.0
+ANSWERS_S, REGISTERS_S, LOCK_S, POLL_S = 600.0, 120.0, 300.0, 5.0
+GIVEN_UP_S = 360.0
+"""More than Slurm's own SlurmdTimeout of 300 s, where the stack's settings say so."""
 OLDEST = (22, 5)
 """With dynamic nodes: https://slurm.schedmd.com/archive/slurm-22.05.0/dynamic_nodes.html"""
-TUNE = owned.BOOT_UNIT.rpartition("/")[2]
 WATCH = paths.WATCH_UNIT.rpartition("/")[2]
 WATCH_UNIT = f"""{paths.STACK_HEADER}[Unit]
 Description=Slurm and what AWS announces: notices, nodes that are gone
@@ -89,7 +90,6 @@ def boot(
     mine = part(host, text)
     if mine is None:
         return []
-    _wait_for_tune(host, clock)
     with lock.hold(host, LOCK_S):
         rows = _take(_packages(host, mine, clock), log)
     if rows[-1]["status"] == Status.FAILED:
@@ -116,13 +116,6 @@ def _packages(host: Host, mine: Part, clock: apply.Clock) -> Iterator[apply.Step
         yield _gpus(mine, len(facts.gpus(host, facts.cores_of(host))))
     yield next(apply.steps(host, Wanted((mine.duty,), ()), clock))
     yield _release(host)
-
-
-def _wait_for_tune(host: Host, clock: apply.Clock) -> None:
-    """systemd starts slurmd only after our other boot unit, which waits for the lock that we are about to take."""
-    end = clock.monotonic() + LOCK_S
-    while facts.unit_state(host, TUNE)["active"] == "activating" and clock.monotonic() < end:
-        clock.sleep(1.0)
 
 
 def _key(host: Host, mine: Part, log: apply.Log, clock: apply.Clock) -> bytes | None:
@@ -152,24 +145,25 @@ def _steps(host: Host, mine: Part, munge: bytes | None, clock: apply.Clock) -> I
         if computes and step.target == apply.DAEMONS["compute"]:
             if first:
                 yield _answers(host, clock)
-                yield _no_predecessor(host)
+                yield no_predecessor(host, clock)
             yield apply.file_step(host, _options(mine, seen), (apply.DAEMONS["compute"],))
         yield step
     if mine.duty != "client":
         yield apply.file_step(host, File(paths.WATCH_UNIT, WATCH_UNIT), (WATCH,))
         yield apply.service(host, WATCH, clock, enabled=False)
     if computes:
-        yield _registers(host, clock)
+        yield registers(host, clock)
 
 
 def _files(host: Host, mine: Part, gpus: list[dict[str, Any]]) -> tuple[File, ...]:
     """Return the files of /etc/slurm. slurm.conf remembers the secret that the node's key is of."""
     head = f"{paths.STACK_HEADER}# munge: {mine.secret}\nSlurmctldHost={mine.host}({mine.address})\n"
-    texts = {name: text.replace(paths.STACK_HEADER, head) for name, text in mine.files.items() if name == "slurm.conf"}
-    devices = "".join(f"{line}\n" for line in gres.device_words(gpus))
-    texts["gres.conf"] = paths.STACK_HEADER + devices
-    texts["cgroup.conf"] = mine.cgroup[facts.cgroup(host) or "none"]
-    programs = {name: text for name, text in mine.files.items() if name != "slurm.conf"}
+    programs = dict(mine.files)
+    texts = {
+        "slurm.conf": programs.pop("slurm.conf").replace(paths.STACK_HEADER, head),
+        "gres.conf": paths.STACK_HEADER + "".join(f"{line}\n" for line in gres.device_words(gpus)),
+        "cgroup.conf": mine.cgroup[facts.cgroup(host) or "none"],
+    }
     made = [File(name, text) for name, text in texts.items()]
     return (*made, *(File(name, text, 0o755) for name, text in programs.items()))
 
@@ -220,29 +214,39 @@ def _answers(host: Host, clock: apply.Clock) -> apply.Step:
         return None if host.run(("scontrol", "ping"), 30).ok else "it does not answer"
 
     def mend() -> str | None:
-        end = clock.monotonic() + ANSWERS_S
-        while look() and clock.monotonic() < end:
-            clock.sleep(5.0)
+        _wait(look, ANSWERS_S, clock)
         return "fix: look at the boot of the controller; open TCP 6817 to it"
 
     return apply.Step("slurm.controller", "slurmctld", "answers", look, mend)
 
 
-def _no_predecessor(host: Host) -> apply.Step:
-    """Return the step that deletes the node that had this new machine's name: it may be drained, or of another group."""
+def no_predecessor(host: Host, clock: apply.Clock) -> apply.Step:
+    """Return the step that deletes the node that had this new machine's name: it may be drained, or of another group.
+
+    It cannot be deleted while it has a job, which it has until Slurm gives it up.
+    """
     name = scheduler.own_name(host)
 
     def look() -> str | None:
-        return "known from a machine before it" if scheduler.show_node(host, name)[0] else None
+        node, error = scheduler.show_node(host, name)
+        return "known from a machine before it" if node else error
 
-    def mend() -> str | None:
+    def delete() -> str | None:
         done = host.run(("scontrol", "delete", f"NodeName={name}"), 30)
-        return None if done.ok else f"scontrol delete: {done.complaint}"
+        return None if done.ok or look() is None else f"scontrol delete: {done.complaint}"
 
-    return apply.Step("slurm.predecessor", name, "not known yet", look, mend)
+    return apply.Step("slurm.predecessor", name, "not known yet", look, lambda: _wait(delete, GIVEN_UP_S, clock))
 
 
-def _registers(host: Host, clock: apply.Clock) -> apply.Step:
+def _wait(look: apply.Look, limit_s: float, clock: apply.Clock) -> str | None:
+    """Look until nothing is wrong any more or the time is over, and return what is wrong then."""
+    end = clock.monotonic() + limit_s
+    while (wrong := look()) and clock.monotonic() < end:
+        clock.sleep(POLL_S)
+    return wrong
+
+
+def registers(host: Host, clock: apply.Clock) -> apply.Step:
     name = scheduler.own_name(host)
 
     def look() -> str | None:
@@ -250,7 +254,7 @@ def _registers(host: Host, clock: apply.Clock) -> apply.Step:
         return None if node and scheduler.is_registered(node) else error or (node or {}).get("state") or "not known"
 
     def mend() -> str | None:
-        state.wait_for_nodes(host, Awaited((name,), REGISTERS_S), clock.sleep)
+        _wait(look, REGISTERS_S, clock)
         return "fix: open TCP 6817 and 6818 among the nodes; journalctl -u slurmd"
 
     return apply.Step("slurm.node", name, "registered", look, mend)

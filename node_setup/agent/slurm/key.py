@@ -9,6 +9,7 @@ import base64
 import binascii
 import os
 from collections.abc import Callable
+from hashlib import sha256
 
 from lustrain.problem import UserError, problem
 from node_setup.agent.host import Host
@@ -58,13 +59,20 @@ def _get(host: Host, secret: str) -> tuple[bytes | None, str]:
 
 
 def _put(host: Host, secret: str, key: bytes) -> str:
-    """Return why it could not be put; empty where it was."""
-    text = base64.b64encode(key).decode("ascii")
-    return _aws(host, secret, "put-secret-value", "--secret-string", "file:///dev/stdin", stdin=text)[1]
+    """Return why it could not be put; empty where it was.
+
+    The version's name is always the same, and Secrets Manager takes one value by a name and refuses another: so there is one
+    key, whoever else makes one and however late it is to be seen
+    (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_PutSecretValue.html).
+    """
+    text, version = base64.b64encode(key).decode("ascii"), sha256(secret.encode()).hexdigest()
+    words = ("--client-request-token", version, "--secret-string", "file:///dev/stdin")
+    return _aws(host, secret, "put-secret-value", *words, stdin=text)[1]
 
 
 def _aws(host: Host, secret: str, verb: str, *more: str, stdin: str = "") -> tuple[str | None, str]:
     region = secret.split(":")[3] if secret.count(":") >= 6 else ""
     words = ("aws", "secretsmanager", verb, "--secret-id", secret, *more, *(("--region", region) if region else ()))
     done = host.run(words, CALL_S, stdin, KEPT)
-    return (done.out, "") if done.ok else (None, done.complaint)
+    # Not what else it printed, which may be the key.
+    return (done.out, "") if done.ok else (None, " ".join(done.err.split()) or f"aws ended with {done.status}")

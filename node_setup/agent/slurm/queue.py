@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from node_setup.agent.host import TIMED_OUT, Host
+from node_setup.agent.slurm.facts import unit_state
 
-FOLDERS = ("/opt/slurm/sbin", "/opt/slurm/bin")
-"""ParallelCluster and HyperPod have Slurm here
+PROGRAMS = "/opt/slurm/bin/"
+"""ParallelCluster and HyperPod have Slurm here, which nodes may mount from the controller
 (https://github.com/aws/aws-parallelcluster-cookbook/blob/develop/cookbooks/aws-parallelcluster-slurm/attributes/slurm_attributes.rb)."""
 FLAGS = {
     "*": "not_responding",
@@ -23,57 +25,37 @@ FLAGS = {
     "-": "planned",
 }
 """Suffixes of a state: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
-USUAL = ("pending", "running")
-"""Of these jobs there are always numbers; of others where there are such jobs."""
 
 
-@dataclass(frozen=True)
-class Queue:
-    """Numbers of nodes by state and flag, of jobs by state; `error` is why the controller did not tell them."""
+class Queue(NamedTuple):
+    """Numbers of nodes by state and flag, of jobs by state; `error` is why no controller told them."""
 
-    nodes: dict[tuple[str, str], int] = field(default_factory=dict)
-    jobs: dict[str, int] = field(default_factory=dict)
+    nodes: Mapping[tuple[str, str], int] = {}
+    jobs: Mapping[str, int] = {}
     error: str | None = None
 
 
 def collect(host: Host) -> Queue | None:
-    """Ask the controller, if it is to run on this machine; None where it is not."""
-    if _program(host, "slurmctld") is None:
+    """Ask the controller, if one is to run on this machine; None where none is."""
+    # Not by its program: a folder of a controller that is gone hangs whoever looks into it.
+    unit = unit_state(host, "slurmctld.service")
+    if unit["load"] != "loaded":
         return None
-    ping = host.run((_program(host, "scontrol") or "scontrol", "ping"))
-    if ping.status == TIMED_OUT:
+    folder = "" if host.which("scontrol") else PROGRAMS
+    ping = host.run((f"{folder}scontrol", "ping"))
+    if ping.status == TIMED_OUT and unit["active"] == "active":
         return Queue(error=ping.complaint)
-    # One that is configured elsewhere, or not at all, is not asked: each node with Slurm's packages would ask it.
+    # Each node with Slurm's packages has the unit; only controllers ask on.
     states = dict(re.findall(r"^Slurmctld\(\w+\) at ([^\s.]+)\S* is (UP|DOWN)", ping.out, re.M))
-    name = (host.read("/proc/sys/kernel/hostname") or "").strip().partition(".")[0]
-    if name not in states:
+    if (host.read("/proc/sys/kernel/hostname") or "").strip().partition(".")[0] not in states:
         return None
-    if states[name] != "UP":
+    if "UP" not in states.values():
         return Queue(error="slurmctld does not answer")
-    nodes = host.run((_program(host, "sinfo") or "sinfo", "--all", "--noheader", "--Node", "--format=%N %T"))
-    jobs = host.run((_program(host, "squeue") or "squeue", "--all", "--noheader", "--format=%T"))
+    nodes = host.run((f"{folder}sinfo", "--all", "--noheader", "--Node", "--format=%N %T"))
+    jobs = host.run((f"{folder}squeue", "--all", "--noheader", "--format=%T"))
     for done in (nodes, jobs):
         if not done.ok:
             return Queue(error=done.complaint)
-    return Queue(parse_nodes(nodes.out), parse_jobs(jobs.out))
-
-
-def parse_nodes(text: str) -> dict[tuple[str, str], int]:
-    """Count the lines `NODE STATE`, of which a node has one for each of its partitions."""
-    states = dict(line.split(None, 1) for line in text.splitlines() if " " in line)
-    return dict(Counter(_split(state.strip()) for state in states.values()))
-
-
-def parse_jobs(text: str) -> dict[str, int]:
-    """Count jobs by state; an array that waits is one."""
-    return {**dict.fromkeys(USUAL, 0), **Counter(line.strip().lower() for line in text.splitlines())}
-
-
-def _split(state: str) -> tuple[str, str]:
-    flags = [FLAGS[sign] for sign in state if sign in FLAGS]
-    return state.rstrip("+" + "".join(FLAGS)), flags[0] if flags else ""
-
-
-def _program(host: Host, name: str) -> str | None:
-    paths = (f"{folder}/{name}" for folder in FOLDERS)
-    return host.which(name) or next((path for path in paths if host.exists(path)), None)
+    # A node has a line for each of its partitions. Jobs that wait or run always have a number.
+    found = {name: (state, FLAGS.get(sign, "")) for name, state, sign in re.findall(r"(\S+) (\w+)(\W?)", nodes.out)}
+    return Queue(Counter(found.values()), {"pending": 0, "running": 0, **Counter(jobs.out.lower().split())})

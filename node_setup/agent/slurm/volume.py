@@ -66,7 +66,7 @@ def _formatted(host: Host, volume: str, wait_s: float, clock: apply.Clock) -> ap
         if block is None or block["fstype"] == "xfs":
             return None
         if not _is_free(block):
-            return f"what holds something is never formatted; fix: wipefs {block['path']}, where it may be erased"
+            return f"what holds something is never formatted; fix: mkfs.xfs -f {block['path']}, where it may be erased"
         # Without -f mkfs.xfs refuses a disk that holds something after all.
         done = host.run(("mkfs.xfs", "-K", block["path"]), FORMAT_S)
         return None if done.ok else f"mkfs.xfs: {done.complaint}"

@@ -23,8 +23,8 @@ GONE_AFTER_S = 600.0
 """A node that is gone so long is deleted. One that only took so long to boot registers as a new one."""
 GONE_VARIABLE = "LUSTRAIN_SLURM_GONE_SECONDS"
 """In the service's environment: other seconds."""
-OURS = "lustrain: "
-"""Begins the reasons by which we drain."""
+NOTICE = "lustrain: notice of AWS: "
+"""Begins the reason of a node whose machine ends."""
 Log = Callable[[str], None]
 
 
@@ -51,7 +51,10 @@ class Node:
     def look(self, now_s: float) -> None:
         if not self._drained:
             self._drained = self._drain_at_notice()
-        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
+        # Not at once: slurmd has only just started, and registers.
+        if self._looked_s is None:
+            self._looked_s = now_s
+        elif now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._register()
 
@@ -67,7 +70,7 @@ class Node:
         if notice is None:
             return False
         at = f" at {notice['at']}" if notice["at"] else ""
-        reason = f"{OURS}{notice['kind']} notice: {notice['action']}{at}"
+        reason = f"{NOTICE}{notice['kind']}, {notice['action']}{at}"
         name = scheduler.own_name(self._host)
         done = self._host.run(("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), 30)
         self._log(reason if done.ok else f"{reason}: not drained: {done.complaint}")
@@ -90,24 +93,32 @@ class Controller:
         self._log = log
         self._gone_after_s = gone_after_s
         self._since: Mapping[str, float] = {}
+        self._said: Mapping[str, str] = {}
 
     def look(self, now_s: float) -> None:
         done = self._host.run(("scontrol", "show", "node", "--oneliner"), 30)
         if not done.ok:
             return
         self._since = {name: self._since.get(name, now_s) for name in gone(scheduler.parse(done.out))}
-        for name, since_s in self._since.items():
-            if now_s - since_s >= self._gone_after_s:
-                deleted = self._host.run(("scontrol", "delete", f"NodeName={name}"), 30)
-                self._log(f"{name} is gone: {'deleted' if deleted.ok else deleted.complaint}")
+        due = [name for name, since_s in self._since.items() if now_s - since_s >= self._gone_after_s]
+        said = {name: self._delete(name) for name in due}
+        for name, line in said.items():
+            if self._said.get(name) != line:
+                self._log(f"{name} is gone: {line}")
+        self._said = said
+
+    def _delete(self, name: str) -> str:
+        done = self._host.run(("scontrol", "delete", f"NodeName={name}"), 30)
+        return "deleted" if done.ok else f"not deleted: {done.complaint}"
 
 
 def gone(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the dynamic nodes that do not answer and have no job; one that a person has drained is kept, with the reason."""
+    """Return the dynamic nodes that do not answer and have no job. One that was drained is kept, with the reason, unless by a
+    notice: its machine may come back, and would take jobs as a new node."""
     named = []
     for name, node in nodes.items():
         words = set(re.findall(r"[A-Z_]+", str(node["state"])))
         silent = {"DYNAMIC_NORM", "DOWN"} <= words and not scheduler.is_registered(dict(node))
-        if silent and "COMPLETING" not in words and ("DRAIN" not in words or str(node["reason"]).startswith(OURS)):
+        if silent and "COMPLETING" not in words and ("DRAIN" not in words or str(node["reason"]).startswith(NOTICE)):
             named.append(name)
     return named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import re
 
 from infra.plan.watch.dashboards import checkpoint, cluster, cost, node, run
 from infra.plan.watch.dashboards.panel import Dashboard
@@ -20,7 +20,7 @@ def dashboards(gpu_hour_usd: float | None = None) -> tuple[Dashboard, ...]:
 def files(folder: str, runbook: str | None = None, gpu_hour_usd: str | None = None) -> dict[str, str]:
     """Return the texts of a folder's files by name, from flags. UserError."""
     usd = None if gpu_hour_usd is None else number("--gpu-hour-usd", gpu_hour_usd, 0, 10_000, whole=False)
-    if runbook is not None and (urlsplit(runbook).scheme not in ("http", "https") or "#" in runbook):
+    if runbook is not None and not re.fullmatch(r"https?://[^\s#]+", runbook):
         allowed = "an http or https address without #"
         raise UserError(
             problem("--runbook", runbook, "cannot be linked to", allowed, "name the page that has docs/runbook.md")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.plan.watch.dashboards.panel import CHOOSE_RUN, RUN, Dashboard, Panel, Query, Row, one
+from infra.plan.watch.dashboards.panel import CHOOSE_RUN, RUN, Dashboard, Panel, Query, Row, make_panel
 
 _BLOCKED = f'lustrain_step_seconds_{{kind}}{{{{{RUN},part="blocked"}}}}'
 
@@ -25,7 +25,7 @@ DASHBOARD = Dashboard(
                     "s",
                     alerts=("CheckpointOld",),
                 ),
-                one(
+                make_panel(
                     "Steps at risk",
                     "How many steps are newer than the newest checkpoint?",
                     f"max by (run) (lustrain_step{{{RUN}}}) - max by (run) (lustrain_checkpoint_step{{{RUN}}})",
@@ -37,14 +37,14 @@ DASHBOARD = Dashboard(
         Row(
             "Do saves succeed?",
             (
-                one(
+                make_panel(
                     "Failed saves",
                     "How many saves failed within a quarter of an hour?",
                     f"sum by (run) (increase(lustrain_saves_failed_total{{{RUN}}}[15m]))",
                     legend="{{run}}",
                     alerts=("SavesFailing",),
                 ),
-                one(
+                make_panel(
                     "Loop stopped by a save",
                     "How many seconds does a save stop the loop?",
                     f"sum by (run) (rate({_BLOCKED.format(kind='sum')}[$__rate_interval]))"
@@ -58,14 +58,14 @@ DASHBOARD = Dashboard(
         Row(
             "The store, where it is Lustre",
             (
-                one(
+                make_panel(
                     "Written",
                     "Do all nodes together write as fast as the file system can?",
                     "sum by (file_system) (rate(lustrain_node_lustre_write_bytes_total[$__rate_interval]))",
                     "Bps",
                     legend="{{file_system}}",
                 ),
-                one(
+                make_panel(
                     "Fullest target",
                     "Is a storage target full, though others have room?",
                     "max by (job) (lustrain_node_lustre_fullest_target_ratio)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.plan.watch.dashboards.panel import NO_DCGM, Dashboard, Panel, Query, Row, one
+from infra.plan.watch.dashboards.panel import NO_DCGM, Dashboard, Panel, Query, Row, make_panel
 
 DASHBOARD = Dashboard(
     "cluster",
@@ -13,13 +13,13 @@ DASHBOARD = Dashboard(
         Row(
             "What is wrong?",
             (
-                one(
+                make_panel(
                     "Alerts",
                     "Which of the rules of fab alert-rules fire? The panel of each leads to its section of the runbook.",
-                    'count by (alertname, severity, run, instance) (ALERTS{alertstate="firing"})',
+                    'count by (alertname, severity, run, rank, job, instance) (ALERTS{alertstate="firing"})',
                     kind="table",
                 ),
-                one(
+                make_panel(
                     "Targets that are down",
                     "Which scrape jobs have targets that do not answer?",
                     "count by (job) (up) - sum by (job) (up)",
@@ -31,21 +31,21 @@ DASHBOARD = Dashboard(
         Row(
             "Runs",
             (
-                one(
+                make_panel(
                     "Steps per minute",
                     "Which runs step?",
                     'sum by (run) (rate(lustrain_step_seconds_count{part="compute"}[$__rate_interval])) * 60',
                     legend="{{run}}",
                     alerts=("RunDown", "RunStalled"),
                 ),
-                one(
+                make_panel(
                     "Tokens per second of all runs",
                     "How much work is done?",
-                    "sum by (run) (lustrain_tokens_per_second)",
+                    "max by (run) (lustrain_tokens_per_second)",
                     legend="{{run}}",
                     alerts=("ThroughputLow",),
                 ),
-                one(
+                make_panel(
                     "Goodput of all runs",
                     "Where is time lost?",
                     "max by (run) (lustrain_goodput_ratio)",
@@ -57,19 +57,19 @@ DASHBOARD = Dashboard(
         Row(
             "Slurm",
             (
-                one(
+                make_panel(
                     "Slurm's nodes",
                     "Which are free, drained or down? A flag such as not_responding stands beside the state.",
-                    "max by (state, flag) (lustrain_slurm_nodes)",
-                    legend="{{state}} {{flag}}",
+                    "max by (job, state, flag) (lustrain_slurm_nodes)",
+                    legend="{{job}} {{state}} {{flag}}",
                 ),
-                one(
+                make_panel(
                     "Slurm's jobs",
                     "Do jobs wait though nodes are free?",
-                    "max by (state) (lustrain_slurm_jobs)",
-                    legend="{{state}}",
+                    "max by (job, state) (lustrain_slurm_jobs)",
+                    legend="{{job}} {{state}}",
                 ),
-                one(
+                make_panel(
                     "Slurm answers",
                     "Does the controller answer? 1 is yes; while it is 0, nodes and jobs have no numbers.",
                     "min by (instance) (lustrain_slurm_up)",
@@ -82,7 +82,7 @@ DASHBOARD = Dashboard(
         Row(
             "Nodes",
             (
-                one(
+                make_panel(
                     "GPU utilisation",
                     "Are GPUs idle that are paid for?",
                     "avg by (instance) (DCGM_FI_DEV_GPU_UTIL)",
@@ -92,7 +92,7 @@ DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "Faults of nodes",
-                    "How many nodes have drifted, or a clock that is off? How many GPUs need a reset, or are held down?",
+                    "How many nodes have drifted, or follow no source of time? How many GPUs need a reset, or are held down?",
                     (
                         Query(
                             'sum(sum by (instance) (lustrain_node_settings{status=~"change|conflict|failed"}) > bool 0)',
@@ -103,25 +103,24 @@ DASHBOARD = Dashboard(
                             'sum(max by (instance, gpu) (lustrain_node_gpu_throttled{reason=~"hw_.*"}))',
                             "GPUs held down",
                         ),
-                        Query(
-                            "count(lustrain_node_clock_synchronised) - sum(lustrain_node_clock_synchronised)", "clocks"
-                        ),
+                        Query("sum(lustrain_node_clock_synchronised == bool 0)", "clocks without a source"),
                     ),
                     alerts=("NodeDrifted", "GpuRemapPending", "GpuThrottled", "ClockOff"),
                 ),
-                one(
+                make_panel(
                     "EFA drops",
                     "Which nodes drop what they receive?",
                     "sum by (instance) (rate(lustrain_node_efa_rx_drops_total[$__rate_interval]))",
-                    "ops",
+                    "pps",
                     legend="{{instance}}",
                     alerts=("EfaDropsPackets",),
                 ),
-                Panel(
+                make_panel(
                     "Lustre's targets",
-                    "Does a target not answer, or take no writes? How full is the fullest?",
-                    (Query("max by (job, state) (lustrain_node_lustre_targets)", "{{job}} {{state}}"),),
-                    alerts=("LustreTargetLost", "LustreFull"),
+                    "Does a target not answer, or take no writes?",
+                    "max by (job, state) (lustrain_node_lustre_targets)",
+                    legend="{{job}} {{state}}",
+                    alerts=("LustreTargetLost",),
                 ),
             ),
         ),

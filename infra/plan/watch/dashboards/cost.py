@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from infra.catalog.instances import instance
 from infra.catalog.prices import HOME, price
-from infra.plan.watch.dashboards.panel import CHOOSE_RUN, NO_DCGM, RUN, Dashboard, Number, Row, one
+from infra.plan.watch.dashboards.panel import CHOOSE_RUN, NO_DCGM, RUN, Dashboard, Number, Row, make_panel
 
 TYPE = "p5.48xlarge"
 _PRICE = "$gpu_hour"
@@ -42,14 +42,14 @@ def dashboard(gpu_hour_usd: float | None = None) -> Dashboard:
             Row(
                 "Spend",
                 (
-                    one(
+                    make_panel(
                         "USD per hour by run",
                         "What does each run cost now?",
                         f"{_RANKS} * {_PRICE}",
                         "currencyUSD",
                         legend="{{run}}",
                     ),
-                    one(
+                    make_panel(
                         "USD in this range by run",
                         "What did the ranks of each run cost while they trained, in the time that is shown?",
                         _SPENT,
@@ -57,7 +57,7 @@ def dashboard(gpu_hour_usd: float | None = None) -> Dashboard:
                         legend="{{run}}",
                         kind="number",
                     ),
-                    one(
+                    make_panel(
                         "USD per hour of all GPUs",
                         "What does the cluster cost now, used or not?",
                         f"count(DCGM_FI_DEV_GPU_TEMP) * {_PRICE}",
@@ -70,14 +70,14 @@ def dashboard(gpu_hour_usd: float | None = None) -> Dashboard:
             Row(
                 "What it buys",
                 (
-                    one(
+                    make_panel(
                         "USD per million tokens, now",
                         "What do tokens cost at this speed?",
                         f"{_RANKS} * {_PRICE} / ({_SPEED} * 3600 / 1000000)",
                         "currencyUSD",
                         legend="{{run}}",
                     ),
-                    one(
+                    make_panel(
                         "USD per million tokens, in this range",
                         "What did tokens cost with repeated steps and starts in it? Pauses between launches are not.",
                         f"{_SPENT} / ({_TOKENS} / 1000000)",
@@ -90,14 +90,14 @@ def dashboard(gpu_hour_usd: float | None = None) -> Dashboard:
             Row(
                 "For nothing",
                 (
-                    one(
+                    make_panel(
                         "USD per hour that is lost",
                         "What of each run's hour goes into starts, saves, repeated steps and pauses, on average?",
                         f"{_RANKS} * {_PRICE} * (1 - max by (run) (lustrain_goodput_ratio{{{RUN}}}))",
                         "currencyUSD",
                         legend="{{run}}",
                     ),
-                    one(
+                    make_panel(
                         "USD per hour of idle GPUs",
                         "What do GPUs cost that did nothing for a quarter of an hour?",
                         f"sum(max_over_time(DCGM_FI_DEV_GPU_UTIL[15m]) < bool 1) * {_PRICE}",
@@ -105,7 +105,7 @@ def dashboard(gpu_hour_usd: float | None = None) -> Dashboard:
                         legend="idle GPUs",
                         absent=NO_DCGM,
                     ),
-                    one(
+                    make_panel(
                         "Nodes that wait for a job",
                         "How many nodes of Slurm are powered and free?",
                         'max by (job) (sum by (job, instance) (lustrain_slurm_nodes{state="idle",flag=""}))',

@@ -12,13 +12,15 @@ from infra.plan.watch.dashboards.panel import (
     Panel,
     Query,
     Row,
-    one,
+    make_panel,
 )
 
 
 def _gpu(title: str, question: str, metric: str, unit: str, alerts: tuple[str, ...] = ()) -> Panel:
     expression = f"{metric}{{{NODE}}}"
-    return one(title, question, expression, unit, legend="{{instance}} GPU {{gpu}}", alerts=alerts, absent=NO_DCGM)
+    return make_panel(
+        title, question, expression, unit, legend="{{instance}} GPU {{gpu}}", alerts=alerts, absent=NO_DCGM
+    )
 
 
 def _efa(name: str, legend: str) -> Query:
@@ -35,7 +37,7 @@ DASHBOARD = Dashboard(
         Row(
             "Is it in order?",
             (
-                one(
+                make_panel(
                     "Settings that have drifted",
                     "Would a tune change something, or could it not?",
                     f'sum by (instance) (lustrain_node_settings{{{NODE},status=~"change|conflict|failed"}})',
@@ -43,7 +45,7 @@ DASHBOARD = Dashboard(
                     kind="number",
                     alerts=("NodeDrifted",),
                 ),
-                one(
+                make_panel(
                     "Age of these metrics",
                     "Does the agent still write them? Facts that it cannot read are counted beside.",
                     f'time() - node_textfile_mtime_seconds{{{NODE},file=~".*lustrain[.]prom"}}',
@@ -52,14 +54,14 @@ DASHBOARD = Dashboard(
                     kind="number",
                     alerts=("NodeMetricsStale",),
                 ),
-                one(
+                make_panel(
                     "Unread facts",
                     "Does a program hang, or is it missing?",
                     f"lustrain_node_unread_facts{{{NODE}}}",
                     legend="{{instance}}",
                     kind="number",
                 ),
-                one(
+                make_panel(
                     "Scratch",
                     "Is the instance store mounted? 1 is yes; a node without one has no number.",
                     f"lustrain_node_scratch_mounted{{{NODE}}}",
@@ -67,14 +69,20 @@ DASHBOARD = Dashboard(
                     kind="number",
                     alerts=("ScratchMissing",),
                 ),
-                Panel(
+                make_panel(
                     "Clock",
-                    "How far is it behind its source, and does it follow one (1)?",
-                    (
-                        Query(f"lustrain_node_clock_offset_seconds{{{NODE}}}", "{{instance}} offset"),
-                        Query(f"lustrain_node_clock_synchronised{{{NODE}}}", "{{instance}} follows"),
-                    ),
+                    "Does it follow a source? 1 is yes.",
+                    f"lustrain_node_clock_synchronised{{{NODE}}}",
+                    legend="{{instance}}",
+                    kind="number",
+                    alerts=("ClockOff",),
+                ),
+                make_panel(
+                    "Clock's offset",
+                    "How far is it behind its source? A millisecond is much.",
+                    f"lustrain_node_clock_offset_seconds{{{NODE}}}",
                     "s",
+                    legend="{{instance}}",
                     alerts=("ClockOff",),
                 ),
             ),
@@ -87,14 +95,14 @@ DASHBOARD = Dashboard(
                 _gpu("SM clock", "Is one GPU slower than the others?", "DCGM_FI_DEV_SM_CLOCK", "rotmhz"),
                 _gpu("GPU power", "Does one GPU draw less than the others?", "DCGM_FI_DEV_POWER_USAGE", "watt"),
                 _gpu("GPU temperature", "Is one GPU hot?", "DCGM_FI_DEV_GPU_TEMP", "celsius", ("GpuThrottled",)),
-                one(
+                make_panel(
                     "Clocks held down",
                     "By what? sw_power_cap is usual under load.",
                     f"sum by (instance, reason) (lustrain_node_gpu_throttled{{{NODE}}})",
                     legend="{{instance}} {{reason}}",
                     alerts=("GpuThrottled",),
                 ),
-                one(
+                make_panel(
                     "Errors of the driver since the boot",
                     "Which need a reboot or another node?",
                     f"sum by (instance, xid, action) (lustrain_node_gpu_xids_total{{{NODE}}})",
@@ -102,7 +110,7 @@ DASHBOARD = Dashboard(
                     kind="table",
                     alerts=("GpuXid",),
                 ),
-                one(
+                make_panel(
                     "GPUs that wait for a reset",
                     "Are memory rows to be remapped?",
                     f"sum by (instance) (lustrain_node_gpu_remap_pending{{{NODE}}})",
@@ -165,7 +173,7 @@ DASHBOARD = Dashboard(
                     ),
                     "Bps",
                 ),
-                one(
+                make_panel(
                     "Connections to storage targets",
                     "Are there any that are not FULL or IDLE?",
                     f"sum by (instance, state) (lustrain_node_lustre_connections{{{NODE}}})",
@@ -192,14 +200,14 @@ DASHBOARD = Dashboard(
         Row(
             "Host",
             (
-                one(
+                make_panel(
                     "CPU",
                     "Is the host itself the bottleneck?",
                     f'1 - avg by (instance) (rate(node_cpu_seconds_total{{{NODE},mode="idle"}}[$__rate_interval]))',
                     "percentunit",
                     legend="{{instance}}",
                 ),
-                one(
+                make_panel(
                     "Free memory",
                     "Is there room for a copy of the state?",
                     f"node_memory_MemAvailable_bytes{{{NODE}}}",
@@ -207,7 +215,7 @@ DASHBOARD = Dashboard(
                     legend="{{instance}}",
                     alerts=("SaveBlocks",),
                 ),
-                one(
+                make_panel(
                     "Free space",
                     "Does a file system fill up?",
                     f"node_filesystem_avail_bytes{{{NODE},{DISKS}}} / node_filesystem_size_bytes{{{NODE},{DISKS}}}",

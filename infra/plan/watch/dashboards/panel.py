@@ -92,7 +92,7 @@ CHOOSE_RUN = Choice("run", "Run", "label_values(lustrain_rank_step_seconds_count
 CHOOSE_NODE = Choice("node", "Node", "label_values(lustrain_node_settings, instance)", r"/^(.*?)(?::\d+)?$/")
 
 
-def one(
+def make_panel(
     title: str,
     question: str,
     expression: str,
