@@ -23,7 +23,7 @@ from infra.groups import Group as Group
 from infra.groups import GroupRole as GroupRole
 from infra.instance_types import InstanceType
 from infra.section import Name, Positive, Time, ZoneId, id_of
-from lustrain.cluster import SlurmName, Tuning, slurm_settings
+from lustrain.cluster import Bucket, SlurmName, Tuning, slurm_settings
 from lustrain.problem import UserError
 from lustrain.schema import Section, like, problems_of
 
@@ -185,9 +185,30 @@ class Home(Section):
     existing: ExistingHome | None = None
 
 
+class S3Mount(Section):
+    """A bucket, or a prefix in it, that every node sees as a folder, by Mountpoint for Amazon S3."""
+
+    bucket: Bucket
+    """`data` or `checkpoints` for the cluster's own, otherwise a bucket's name."""
+    prefix: Annotated[
+        str,
+        Field(max_length=900),
+        like(r"([A-Za-z0-9._=-]+/)*[A-Za-z0-9._=-]*", "a prefix of letters, digits and ._=-", "corpus/v1/"),
+    ] = ""
+    path: AbsolutePath
+    read_only: bool = True
+    """`false`: every user of a node may make and delete files."""
+    region: Annotated[str, like(r"[a-z]{2}(-[a-z]+)+-\d", "a region", "us-west-2")] | None = None
+    """Of a bucket that is not in the cluster's."""
+    kms_key: str | None = None
+    """ARN of the KMS key that a bucket of yours or of others is encrypted with. Those that the cluster makes have
+    `buckets.kms_key`."""
+
+
 class Storage(Section):
     lustre: Lustre | None = None
     home: Home | None = None
+    s3_mounts: tuple[S3Mount, ...] = ()
 
 
 class Buckets(Section):

@@ -141,6 +141,7 @@ def resolve_request(
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
     run = run_uri(flags, config, cluster, folder, problems)
     paths = node_paths(config, run, cluster)
+    problems += _on_buckets(paths, cluster)
     target = Target(run, cluster, group, image, paths, max_nodes, spare)
     nproc = _nproc(flags, problems)
     if backend is None:
@@ -223,6 +224,20 @@ def node_paths(config: Config, run: str, cluster: Cluster | None) -> dict[str, s
         named["lustre.path"] = cluster.lustre.path
     paths = {name: value.removeprefix(FILE) for name, value in named.items() if isinstance(value, str) and value}
     return {name: path for name, path in paths.items() if "://" not in path and not path.startswith(MEMORY)}
+
+
+def _on_buckets(paths: Mapping[str, str], cluster: Cluster | None) -> list[Problem]:
+    """Report what a run writes below a mounted bucket: there nothing can be renamed or appended to."""
+    problems: list[Problem] = []
+    written = {name: path for name, path in paths.items() if name.startswith(("run.", "checkpoint.", "metrics."))}
+    for name, path in written.items():
+        for mount in cluster.s3_mounts if cluster else ():
+            if f"{path}/".startswith(f"{mount.path}/"):
+                why = f"lies on the bucket mounted at {mount.path}, where files cannot be renamed or appended to"
+                below = f"{mount.prefix}{path[len(mount.path) :].strip('/')}"
+                fix = f"write s3://{mount.bucket}/{below}" if name == "run.uri" else "choose another folder"
+                problems.append(problem(name, path, why, fix=fix))
+    return problems
 
 
 def _is_path(key: str, value: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
@@ -190,6 +190,14 @@ class HomeSystem(Section):
     path: AbsolutePath
 
 
+class S3Mount(Section):
+    """A bucket, or a prefix in it, that nodes see as a folder: files are read there and written once, never renamed."""
+
+    path: AbsolutePath
+    bucket: Bucket
+    prefix: Annotated[str, like(r"([A-Za-z0-9._=-]+/)*", "a prefix that ends in a slash", "corpus/v1/")] = ""
+
+
 class BucketNames(Section):
     data: Bucket | None = None
     checkpoints: Bucket | None = None
@@ -275,6 +283,8 @@ class Cluster(Section):
     tuning: Tuning = Tuning()
     lustre: FileSystem | None = None
     home: HomeSystem | None = None
+    s3_mounts: tuple[S3Mount, ...] = ()
+    """With `machines` nothing mounts them: they are named so that no run is put there."""
     buckets: BucketNames = BucketNames()
     runs_uri: Place
     """`s3://bucket/prefix/` or a folder that every node sees."""
@@ -354,11 +364,17 @@ def to_json(cluster: Cluster) -> dict[str, Any]:
 
 def node_document(cluster: Cluster) -> dict[str, Any]:
     """Return what the node agent has to know of its cluster, as plain JSON data; `node_setup/agent/model.py` reads it."""
-    return described(cluster.name, cluster.backend, cluster.groups, cluster.lustre, cluster.tuning)
+    paths = tuple(mount.path for mount in cluster.s3_mounts)
+    return described(cluster.name, cluster.backend, cluster.groups, cluster.lustre, cluster.tuning, paths)
 
 
 def described(
-    name: str, backend: Backend, groups: Mapping[str, NodeGroup], lustre: FileSystem | None, tuning: Tuning
+    name: str,
+    backend: Backend,
+    groups: Mapping[str, NodeGroup],
+    lustre: FileSystem | None,
+    tuning: Tuning,
+    s3_mounts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Build the node document from its parts.
 
@@ -381,4 +397,5 @@ def described(
         "lustre": lustre.model_dump(mode="json", include=shown) if lustre else None,
         "mount": mounted_by_agent and mounted_by_agent.model_dump(include={"dns_name", "mount_name"}),
         "tuning": tuning.model_dump(mode="json"),
+        **({"s3_mounts": list(s3_mounts)} if s3_mounts else {}),
     }

@@ -1,7 +1,8 @@
 #!/bin/bash
 # What every node does at boot: on_init.sh, on_create.sh and the first boot of EC2 read this file and call `boot`
 # with the packed agent and the backend.
-# Running it again changes nothing. It reaches no network: what a node needs is in the image or in this bundle.
+# Running it again changes nothing. It reaches no network: what a node needs is in the image or in this bundle. Only mount_s3.sh
+# may, which a cluster with storage.s3_mounts has.
 set -euo pipefail
 
 # A test gives a folder that stands for /, and waits that do not wait.
@@ -205,6 +206,9 @@ boot() {
     say "begin, $backend"
     copy_files "$(dirname "$agent")"
     mount_home "$(dirname "$agent")"
+    if [[ -f "$(dirname "$agent")/mount_s3.sh" ]]; then
+      bash "$(dirname "$agent")/mount_s3.sh"
+    fi
     # The agent first: it mounts the instance store where the image does not.
     run_agent "$agent"
     disk="$(scratch_disk "$backend")"

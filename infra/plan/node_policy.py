@@ -9,6 +9,7 @@ from infra.config import ClusterSpec
 from infra.plan.documents import Location, Statement, allow, location
 from infra.plan.nodes.controller import secret_name
 from infra.plan.place import COST_TAG, Place, bucket_names, runs_uri
+from infra.plan.storage import s3_mounts
 from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
 
 READ = ("s3:GetObject",)
@@ -68,6 +69,7 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     if further := spec.network.s3_buckets:
         yield allow("NamedList", ["s3:ListBucket"], [place.bucket_arn(bucket) for bucket in further])
         yield allow("NamedRead", READ, [place.bucket_arn(bucket, "*") for bucket in further])
+    yield from s3_mounts.statements(spec, place)
     yield allow("LifecycleList", ["s3:ListBucket"], place.bucket_arn(names.lifecycle))
     yield allow("LifecycleRead", READ, place.bucket_arn(names.lifecycle, "*"))
 
@@ -86,11 +88,17 @@ def key_resource(key: str, place: Place) -> tuple[str, dict[str, Mapping[str, An
 
 def _kms(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     """Through S3 only."""
-    if spec.buckets.kms_key is None:
-        return
-    arn, condition = key_resource(spec.buckets.kms_key, place)
-    through = {"StringEquals": {"kms:ViaService": f"s3.{place.region}.{place.dns_suffix}"}}
-    yield allow("BucketKey", ["kms:GenerateDataKey", "kms:Decrypt"], arn, {**condition, **through})
+    if spec.buckets.kms_key:
+        yield _bucket_key("BucketKey", spec.buckets.kms_key, place, place.region, written=True)
+    for number, plan in enumerate(s3_mounts.s3_mounts(spec, place)):
+        if plan.kms_key:
+            yield _bucket_key(f"MountKey{number}", plan.kms_key, place, plan.region, written=not plan.read_only)
+
+
+def _bucket_key(sid: str, key: str, place: Place, region: str, *, written: bool) -> Statement:
+    arn, condition = key_resource(key, place)
+    through = {"StringEquals": {"kms:ViaService": f"s3.{region}.{place.dns_suffix}"}}
+    return allow(sid, ["kms:Decrypt", *(["kms:GenerateDataKey"] if written else [])], arn, {**condition, **through})
 
 
 def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -9,7 +9,7 @@ from infra.config import ClusterSpec
 from infra.plan.nodes.document import file_system, node_groups
 from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
-from lustrain.cluster import Access, BucketNames, Capacity, Cluster, HomeSystem, Kubernetes, Nodes, Slurm
+from lustrain.cluster import Access, BucketNames, Capacity, Cluster, HomeSystem, Kubernetes, Nodes, S3Mount, Slurm
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes
@@ -61,6 +61,7 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
         tuning=spec.tuning,
         lustre=file_system(spec, made.lustre) if made.lustre else None,
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
+        s3_mounts=tuple(S3Mount(path=one.path, bucket=one.bucket, prefix=one.prefix) for one in plan.s3_mounts),
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=plan.runs_uri,
         capacity=_capacity(spec),

@@ -11,7 +11,7 @@ from infra.config import ClusterSpec
 from infra.plan.network.security import Rule, rules
 from infra.plan.network.vpc import NetworkPlan, network
 from infra.plan.nodes.auto_scaling import NodeGroupPlan, node_groups
-from infra.plan.nodes.bundle import Bundle, bundle
+from infra.plan.nodes.bundle import Bundle, bundle, with_names
 from infra.plan.nodes.capacity import ReservationPlan, reservations
 from infra.plan.nodes.controller import ControllerPlan, controller
 from infra.plan.nodes.eks import EksPlan, eks_plan
@@ -22,6 +22,7 @@ from infra.plan.storage.buckets import BucketPlan, buckets
 from infra.plan.storage.home import EfsPlan, OpenZfsPlan, home
 from infra.plan.storage.lustre import LustrePlan, lustre_plan
 from infra.plan.storage.repository import RepositoryPlan, repository
+from infra.plan.storage.s3_mounts import S3MountPlan, s3_mounts
 from infra.plan.watch.budget import BudgetPlan, budget
 from infra.plan.watch.interruptions import ChannelPlan, channel
 from infra.plan.watch.observability import ObservabilityPlan, observability
@@ -70,7 +71,7 @@ class Plan:
 
     @cached_property
     def bundle(self) -> Bundle:
-        return bundle(self.spec, region=self.place.region)
+        return with_names(bundle(self.spec, region=self.place.region), self.bucket_names)
 
     @cached_property
     def lustre(self) -> LustrePlan | None:
@@ -79,6 +80,10 @@ class Plan:
     @cached_property
     def associations(self) -> tuple[AssociationPlan, ...]:
         return associations(self.spec, self.place)
+
+    @cached_property
+    def s3_mounts(self) -> tuple[S3MountPlan, ...]:
+        return s3_mounts(self.spec, self.place)
 
     @cached_property
     def home(self) -> OpenZfsPlan | EfsPlan | None:

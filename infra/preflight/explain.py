@@ -21,7 +21,7 @@ from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.summary import machines
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_scheduler import ANEW, INSTEAD, LOST, moved_controller, scheduler
-from infra.preflight.explain_storage import associations, file_system, home, objects
+from infra.preflight.explain_storage import associations, file_system, home, objects, s3_mounts
 
 MADE_ROLE = "the role that the stack made"
 TUNE = "run `fab node-tune` afterwards, which brings running nodes to the same state"
@@ -453,6 +453,7 @@ _COMPARERS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     file_system,
     associations,
     home,
+    s3_mounts,
     _accounting,
     scheduler,
     _kubernetes,

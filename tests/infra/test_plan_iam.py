@@ -276,6 +276,33 @@ def test_buckets_that_the_spec_names_are_read_and_not_written() -> None:
     assert (found["NamedList"]["Action"], found["NamedRead"]["Action"]) == (["s3:ListBucket"], ["s3:GetObject"])
 
 
+def test_mounted_prefixes_are_read_and_written_only_if_asked() -> None:
+    mounts = [
+        {"bucket": "data", "path": "/s3/data"},
+        {
+            "bucket": "theirs",
+            "prefix": "corpus",
+            "path": "/s3/corpus",
+            "region": "eu-west-1",
+            "kms_key": "alias/theirs",
+        },
+        {"bucket": "theirs", "prefix": "out/", "path": "/s3/out", "read_only": False},
+    ]
+    bare, found = node(spec_of()), node(spec_of(storage={"s3_mounts": mounts}))
+    added = {sid: one for sid, one in found.items() if sid not in bare}
+    theirs = "arn:aws:s3:::theirs"
+    assert set(added) == {"MountsList0", "MountsRead", "MountsWrite", "MountKey1"}
+    assert (added["MountsList0"]["Resource"], added["MountsList0"]["Condition"]) == (
+        [theirs],
+        {"StringLike": {"s3:prefix": ["corpus/", "corpus/*", "out/", "out/*"]}},
+    )
+    assert added["MountsRead"]["Resource"] == [f"{theirs}/corpus/*", f"{theirs}/out/*"]
+    assert added["MountsWrite"]["Resource"] == [f"{theirs}/out/*"]
+    assert added["MountsWrite"]["Action"] == ["s3:AbortMultipartUpload", "s3:DeleteObject", "s3:PutObject"]
+    assert added["MountKey1"]["Action"] == ["kms:Decrypt"]
+    assert added["MountKey1"]["Condition"]["StringEquals"] == {"kms:ViaService": "s3.eu-west-1.amazonaws.com"}
+
+
 def test_runs_elsewhere_are_written_there_too() -> None:
     found = node(spec_of(runs_uri="s3://team-runs/demo"))
     assert "arn:aws:s3:::team-runs/demo/*" in found["RunsReadWrite"]["Resource"]

@@ -248,6 +248,18 @@ def test_buckets_that_the_spec_names_pass_the_gateway_for_reading() -> None:
     assert sorted(found["Resource"]) == ["arn:aws:s3:::open-corpus", "arn:aws:s3:::open-corpus/*"]
 
 
+def test_mounted_bucket_passes_a_closed_gateway() -> None:
+    mounts = [{"bucket": name, "path": f"/s3/{name}"} for name in ("data", "theirs")]
+    mounts += [{"bucket": "theirs", "prefix": "out", "path": "/s3/out", "read_only": False}]
+    spec = spec_of(network={"closed": True}, storage={"s3_mounts": mounts})
+    found = {one["Sid"]: one for one in s3_policy(spec, AWS)["Statement"]}
+    mounted, written = found["MountedBuckets"], found["WrittenMounts"]
+    assert mounted["Resource"] == ["arn:aws:s3:::theirs", "arn:aws:s3:::theirs/*"]
+    assert mounted["Action"] == ["s3:GetObject", "s3:ListBucket"]
+    # What is only read here must be no way out for data.
+    assert written["Resource"] == ["arn:aws:s3:::theirs/out/*"]
+
+
 LNET = {("tcp", (988, 988)), ("tcp", (1018, 1023))}
 
 

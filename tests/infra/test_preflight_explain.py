@@ -54,6 +54,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"network.existing": EXISTING}, Effect.REPLACES_FILE_SYSTEM, "network.existing.compute_subnet_id"),
     (SLURM, {"zone_id": "usw2-az1"}, Effect.IMPOSSIBLE, "groups"),
     (EKS, {"network.second_zone_id": "use2-az3"}, Effect.IN_PLACE, "network.second_zone_id"),
+    (SPOT, {"storage.s3_mounts": [{"bucket": "data", "path": "/s3"}]}, Effect.NEW_NODES, "storage.s3_mounts"),
     (SPOT, {"storage.lustre": GONE}, Effect.IMPOSSIBLE, "storage.lustre"),
     (REHEARSAL, {"storage.lustre": {"capacity_tib": 1.2}}, Effect.NEW_NODES, "storage.lustre"),
     (SPOT, {"storage.lustre": {"existing": THERE}}, Effect.IMPOSSIBLE, "storage.lustre"),
@@ -191,6 +192,13 @@ def test_each_change_has_its_effect(stack: str, edits: dict[str, Any], effect: E
     assert (effect, path) in {(change.effect, change.path) for change in found}, [one.line() for one in found]
     lost = [change for change in found if change.lost or change.effect is Effect.IMPOSSIBLE]
     assert all(change.instead for change in lost), "what is lost comes with what to do instead"
+
+
+def test_removed_mount_of_a_bucket_asks_for_other_nodes() -> None:
+    mounts = [{"bucket": name, "path": f"/s3/{name}"} for name in ("data", "theirs")]
+    (fewer,) = changes(SPOT, {"storage.s3_mounts": mounts[:1]}, {"storage.s3_mounts": mounts})
+    (more,) = changes(SPOT, {"storage.s3_mounts": mounts}, {"storage.s3_mounts": mounts[:1]})
+    assert ["replace running nodes" in change.message for change in (fewer, more)] == [True, False]
 
 
 def test_an_effect_has_a_case_here() -> None:

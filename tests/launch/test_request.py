@@ -171,6 +171,20 @@ def test_nodes_that_make_no_replica_are_one_line(tmp_path: Path, shard: str, nod
     assert not line or str(refused.value.problems[0]).startswith(line)
 
 
+def test_run_below_a_mounted_bucket_is_refused(tmp_path: Path) -> None:
+    on = cluster(s3_mounts=[{"path": "/s3", "bucket": "team-data", "prefix": "a/"}])
+    (tmp_path / "config.toml").write_text(settings("/s3/runs/first"))
+    flags = TrainFlags("config.toml", on="slurm", nproc="2")
+    with pytest.raises(UserError) as refused:
+        resolve(flags, load(tmp_path / "config.toml"), on)
+    assert str(refused.value.problems[0]) == (
+        "run.uri = '/s3/runs/first': lies on the bucket mounted at /s3, where files cannot be renamed or appended to; "
+        "fix: write s3://team-data/a/runs/first"
+    )
+    (tmp_path / "config.toml").write_text(settings("/s3x/runs/first"))
+    assert resolve(flags, load(tmp_path / "config.toml"), on).run == "/s3x/runs/first"
+
+
 def test_ranks_of_the_cluster_are_shown_where_too_many(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         request_of(tmp_path, cluster(), {"global_batch": 4, "micro_batch": 1})

@@ -21,7 +21,8 @@ from node_setup.agent.verify.gpu import xid_action
 from node_setup.agent.verify.result import READY, Result, drain
 from tests.node_setup.machines import DOCUMENT, facts_of
 
-REQUEST = Request(document=DOCUMENT)
+REQUEST = Request(document={**DOCUMENT, "s3_mounts": ["/s3/data"]})
+BUCKET = {"source": "mountpoint-s3", "target": "/s3/data", "fstype": "fuse", "options": ["ro"]}
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -34,6 +35,7 @@ def p5() -> dict[str, Any]:
         device["persistence"] = True
         device["applications"] = dict(device["max"])
     facts["blocks"][1]["mountpoints"] = ["/opt/dlami/nvme"]
+    facts["mounts"].append(BUCKET)
     facts["boot_outcome"] = "ready"
     node = {"state": "IDLE+DYNAMIC_NORM", "gres": "gpu:h100:8", "version": "23.11.4", "reason": None}
     part = {"duty": "compute", "error": None, "node": node, "gres": "gpu:h100:8"}
@@ -159,6 +161,8 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("ofi-plugin", put([], "efa", "plugins"), "warning", "NONE"),
     ("efa-hugepages", put(0, "memory", "hugepages_total"), "warning", "NONE"),
     ("efa-hugepages", put(0, "memory", "hugepages_free"), "warning", "NONE"),
+    ("s3-mounts", lambda f: f["mounts"].remove(BUCKET), "failed", "NONE"),
+    ("s3-mounts", put(None, "mounts"), "unknown", "NONE"),
     ("lustre-mount", put([], "lustre", "mounts"), "failed", "NONE"),
     ("lustre-mount", lambda f: (put([], "lustre", "mounts")(f), put(ON_DEMAND, "mounts")(f)), "unknown", "NONE"),
     ("lustre-mount", put(["ro"], "lustre", "mounts", 0, "options"), "failed", "NONE"),
@@ -341,7 +345,7 @@ def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:
 
 
 def test_login_node_without_devices_is_ready() -> None:
-    said, status = answer(facts_of("login"))
+    said, status = answer(facts_of("login"), Request(DOCUMENT))
     assert [result for result in said["results"] if result["status"] not in READY] == []
     assert status == EXIT_IN_SYNC
 

@@ -52,7 +52,13 @@ def test_hundred_steps_have_losses_of_one_rank(kinds: dict[str, MeshRuns], mesh:
     runs = kinds["split"]
     for run in ("one", mesh):
         runs.once(
-            f"{run}-100", run, "train.steps=100", "schedule.total_steps=100", "eval.every=25", "optimizer.lr=0.003"
+            f"{run}-100",
+            run,
+            "train.steps=100",
+            "schedule.total_steps=100",
+            "eval.every=25",
+            "checkpoint.every_steps=50",
+            "optimizer.lr=0.003",
         )
     assert_losses_of_one_rank(runs.steps(f"{mesh}-100"), runs.steps("one-100"))
 

@@ -8,6 +8,7 @@ from typing import Literal
 from infra.config import ClusterSpec
 from infra.plan.documents import Document, allow, document, location
 from infra.plan.place import Place, bucket_names, runs_uri
+from infra.plan.storage.s3_mounts import READ, WRITE, s3_mounts
 
 ALWAYS = ("ec2", "ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "ssm", "ssmmessages", "ec2messages", "fsx", "sqs")
 """Image pulls, credentials, logs and metrics, SSM sessions, the file system's state, and the interruption queue."""
@@ -65,8 +66,8 @@ def s3_policy(spec: ClusterSpec, place: Place) -> Document:
     to foreign buckets with foreign credentials; roles and bucket policies decide who may touch the cluster's own. Full access
     is spelled out, since the provider keeps the old policy of a network that was closed before.
 
-    A closed one admits the cluster's own buckets, those that the spec names (`network.s3_buckets`), and public ones that
-    nodes install from and pull images from.
+    A closed one admits the cluster's own buckets, those that the spec names (`network.s3_buckets`, `storage.s3_mounts`), and
+    public ones that nodes install from and pull images from.
     """
     if not spec.network.closed:
         return document([allow("Everything", ["*"], "*", Principal="*")])
@@ -83,6 +84,12 @@ def s3_policy(spec: ClusterSpec, place: Place) -> Document:
     if further := spec.network.s3_buckets:
         named = [place.bucket_arn(bucket, key) for bucket in further for key in ("", "*")]
         statements.append(allow("NamedBuckets", ["s3:ListBucket", "s3:GetObject"], named, Principal="*"))
+    mounts = [plan for plan in s3_mounts(spec, place) if plan.bucket not in buckets]
+    if mounts:
+        arns = [place.bucket_arn(bucket, key) for bucket in {plan.bucket for plan in mounts} for key in ("", "*")]
+        statements.append(allow("MountedBuckets", ["s3:ListBucket", *READ], arns, Principal="*"))
+    if written := [place.bucket_arn(plan.bucket, f"{plan.prefix}*") for plan in mounts if not plan.read_only]:
+        statements.append(allow("WrittenMounts", WRITE, written, Principal="*"))
     return document(statements)
 
 

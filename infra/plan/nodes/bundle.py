@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
 from infra.plan.nodes.document import node_document, node_groups
+from infra.plan.place import BucketNames
 from infra.plan.storage.home import NfsMount, mounted_by_bundle
+from infra.plan.storage.s3_mounts import PLACEHOLDERS, unit, unit_name
 from lustrain.problem import Problem, UserError, problem
 from node_setup.pack import NAME, archive
 from node_setup.slurm import dynamic
@@ -40,6 +42,10 @@ HOME_MOUNT = "home.mount"
 """What node.sh mounts for homes: source, path and options in one line."""
 HOME_DNS = "{home_dns}"
 """Stands in the bundle for a name that is known after the deployment only: the digits count all but it."""
+MOUNT_S3 = Path(__file__).with_name("mount_s3.sh")
+"""Only in the bundle of a cluster that mounts buckets: where the image has no mount-s3, it reaches the network."""
+S3_MOUNTS = "s3_mounts"
+"""Folder of the systemd units of buckets, and of `list`: unit and path in one line."""
 NODE_FILES = "root"
 """Folder of files that node.sh copies under the node's root, at the same paths."""
 MAX_BYTES = 64 * 1024 * 1024
@@ -83,13 +89,14 @@ class Bundle:
 
 def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bundle:
     """Return the files that nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document,
-    and what node.sh copies under each node's root. `region` is needed where there is a proxy."""
+    and what node.sh copies under each node's root. `region` is needed where there is a proxy or a bucket is mounted."""
     document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
     for_root = {f"{NODE_FILES}/{path}": content for path, content in proxy.files(spec, region).items()}
     slurm = {SLURM: slurm_document(spec)} if spec.controller else {}
     users = {ON_CONFIGURED: script} if (script := user_script(spec)) is not None else {}
     homes = {HOME_MOUNT: home_mount(mount)} if (mount := mounted_by_bundle(spec)) else {}
-    generated = {AGENT: archive(), DOCUMENT: document.encode("ascii"), **slurm, **for_root, **users, **homes}
+    buckets = mount_files(spec, region)
+    generated = {AGENT: archive(), DOCUMENT: document.encode("ascii"), **slurm, **for_root, **users, **homes, **buckets}
     return gathered(folder, generated=generated)
 
 
@@ -100,6 +107,32 @@ def slurm_document(spec: ClusterSpec) -> bytes:
 
 def home_mount(mount: NfsMount) -> bytes:
     return f"{HOME_DNS}:{mount.export} {mount.path} {mount.options}\n".encode("ascii")
+
+
+def mount_files(spec: ClusterSpec, region: str) -> dict[str, bytes]:
+    """Return the script that mounts buckets, a list of unit and path for it, and the units; nothing without mounts."""
+    mounts = spec.storage.s3_mounts
+    if not mounts or spec.backend == "hyperpod-eks":
+        return {}
+    listed = "".join(f"{unit_name(one.path)} {one.path}\n" for one in mounts)
+    units = {
+        f"{S3_MOUNTS}/{unit_name(one.path)}": unit(one, region, proxy.ENVIRONMENT).encode("ascii") for one in mounts
+    }
+    return {MOUNT_S3.name: MOUNT_S3.read_bytes(), f"{S3_MOUNTS}/list": listed.encode("ascii"), **units}
+
+
+def with_names(plain: Bundle, names: BucketNames) -> Bundle:
+    """Put the names of the cluster's buckets into the units that mount them. The digits stay: a stack's account does too."""
+    own = {PLACEHOLDERS["data"]: names.data, PLACEHOLDERS["checkpoints"]: names.checkpoints}
+
+    def named(file: BundleFile) -> BundleFile:
+        content = file.content
+        for placeholder, name in own.items():
+            content = content.replace(placeholder.encode(), name.encode())
+        return replace(file, content=content)
+
+    folder = f"{S3_MOUNTS}/"
+    return replace(plain, files=tuple(named(file) if file.path.startswith(folder) else file for file in plain.files))
 
 
 def user_script(spec: ClusterSpec) -> bytes | None:

@@ -17,7 +17,8 @@ NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 
 def node_document(spec: ClusterSpec) -> dict[str, Any]:
     """`lustrain.cluster.node_document` of the cluster that this spec will become."""
-    return described(spec.name, spec.backend, node_groups(spec), file_system(spec, NOT_YET), spec.tuning)
+    paths = tuple(mount.path for mount in spec.storage.s3_mounts)
+    return described(spec.name, spec.backend, node_groups(spec), file_system(spec, NOT_YET), spec.tuning, paths)
 
 
 def node_groups(spec: ClusterSpec) -> dict[str, NodeGroup]:

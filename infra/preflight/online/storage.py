@@ -236,16 +236,24 @@ def _ranges_hold(rules: Sequence[Any], subnets: Sequence[IPv4Network]) -> bool:
     permission="s3:ListBucket",
 )
 def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    paths: dict[str, str] = {}
+    mounted = {f"storage.s3_mounts.{index}.bucket": one for index, one in enumerate(spec.storage.s3_mounts)}
+    paths: dict[tuple[str, str], str] = {}
     for path, name in existing_buckets(spec):
-        paths.setdefault(name, path)
-    for name, path in paths.items():
+        wanted = mounted[path].region if path in mounted else None
+        paths.setdefault((name, wanted or aws.region), path)
+    for (name, wanted), path in paths.items():
         status, region = _head(aws, name)
         if status == 404:
             yield finding(path, f"bucket {name} does not exist", "make it, correct it, or leave the key out")
         elif status == 403:
             yield unknown(path, f"{name} is not yours to look at", "allow s3:ListBucket on it")
-        elif region and region != aws.region:
+        elif region and region != wanted and path in mounted:
+            message = f"{name} is in {region}, the mount looks for it in {wanted}"
+            fix = (
+                "remove the key" if region == aws.region else f"set region: {region}, and pay for what crosses regions"
+            )
+            yield finding(f"{path.removesuffix('bucket')}region", message, fix)
+        elif region and region != wanted:
             message = f"{name} is in {region}, the cluster in {aws.region}: FSx links no bucket of another region"
             yield finding(path, message, "use a bucket of the region")
 

@@ -9,7 +9,9 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.storage.associations import nested
 from infra.plan.storage.buckets import violations
-from infra.preflight.rule import Context, Family, Problems
+from infra.plan.storage.s3_mounts import DOCS, OWN, SEMANTICS
+from infra.plan.storage.s3_mounts import violations as mount_violations
+from infra.preflight.rule import Context, Family, Problems, groups
 
 NAMES = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
 LIFECYCLE_BUCKET = "https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html"
@@ -87,7 +89,11 @@ def runs_folder(spec: ClusterSpec, context: Context) -> Problems:
     if not any(nested(uri, mount) and len(uri) >= len(mount) for mount in mounts):
         seen = ", ".join(mounts) or "none"
         message = f"{uri} is on each node's own disk; shared here: {seen}"
-        yield finding("runs_uri", message, "choose a folder below a mount, or s3://…")
+        if any(nested(uri, mount.path) for mount in spec.storage.s3_mounts):
+            message = (
+                f"{uri} is on a mounted bucket, where no file can be renamed, as saving does; file systems: {seen}"
+            )
+        yield finding("runs_uri", message, "choose a folder below one of them, or s3://…")
 
 
 @RULES.add(
@@ -137,6 +143,51 @@ def runs_in_data(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"storage.lustre.associations.{index}.prefix", message, "import another prefix")
 
 
+@RULES.add(
+    "S3-010",
+    "Nodes mount buckets on ec2 and hyperpod-slurm; on EKS pods do, by the CSI driver.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/s3-csi.html",
+    judgement=True,
+)
+def mounts_of_pods(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and spec.storage.s3_mounts:
+        message = "pods would not see what nodes mount"
+        fix = "remove it, add EKS's add-on aws-mountpoint-s3-csi-driver, and name the bucket in a PersistentVolume"
+        yield finding("storage.s3_mounts", message, fix)
+
+
+@RULES.add(
+    "S3-011",
+    "A bucket is mounted beside other mounts, and hides none of the system's folders.",
+    SEMANTICS,
+    judgement=True,
+)
+@RULES.add("S3-013", "No mount may write where runs are.", SEMANTICS, judgement=True)
+@RULES.add(
+    "S3-014", "Keys of a mount are those that its bucket takes, and its region can be reached.", DOCS, judgement=True
+)
+def bucket_mounts(spec: ClusterSpec, context: Context) -> Problems:
+    return mount_violations(spec, context.place)
+
+
+@RULES.add(
+    "S3-012",
+    "In a closed network, images bring Mountpoint themselves: nodes would download it from s3.amazonaws.com.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/userguide/mountpoint-installation.html",
+    judgement=True,
+)
+def no_mountpoint(spec: ClusterSpec, context: Context) -> Problems:
+    if not (spec.network.closed and spec.storage.s3_mounts):
+        return
+    images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
+    if spec.controller:
+        images["scheduler.controller.image_id"] = spec.controller.image_id
+    for path, image_id in images.items():
+        if image_id is None:
+            message = "the default image has no mount-s3, and a closed network nothing to download it from"
+            yield finding(path, message, "name an image with mount-s3 in it, or remove storage.s3_mounts")
+
+
 def _named(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str]]:
     """Yield every bucket's name with the key that it comes from."""
     for key in KEYS:
@@ -155,5 +206,8 @@ def existing_buckets(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     for index, link in enumerate(spec.storage.lustre.associations if spec.storage.lustre else ()):
         if link.bucket not in ("data", "checkpoints"):
             yield f"storage.lustre.associations.{index}.bucket", link.bucket
+    for index, mount in enumerate(spec.storage.s3_mounts):
+        if mount.bucket not in OWN:
+            yield f"storage.s3_mounts.{index}.bucket", mount.bucket
     if spec.runs_uri and spec.runs_uri.startswith("s3://"):
         yield "runs_uri", spec.runs_uri.removeprefix("s3://").partition("/")[0]

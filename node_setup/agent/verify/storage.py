@@ -61,4 +61,18 @@ def disk(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     return Result("disk", Status.WARNING if free < 10 else Status.OK, "free space on /", actual=f"{free:.0f} GiB")
 
 
-CHECKS = (shm, scratch, disk)
+def s3_mounts(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that the cluster's buckets are mounted: a job would write into an empty folder of the root disk otherwise."""
+    paths, mounts = request.document.get("s3_mounts") or (), fact_at(facts, "mounts")
+    if not paths:
+        return Result("s3-mounts", Status.SKIPPED, "the cluster mounts no buckets")
+    if mounts is None:
+        return unread_result("s3-mounts", facts, "mounts", "mounts")
+    there = {mount["target"] for mount in mounts if mount["source"] == "mountpoint-s3"}
+    if absent := [path for path in paths if path not in there]:
+        fix = "`journalctl -u 'lustrain-s3-*'` says why; replace a node that is older than the mount"
+        return Result("s3-mounts", Status.FAILED, f"no bucket is mounted at {', '.join(absent)}; fix: {fix}")
+    return Result("s3-mounts", Status.OK, f"mounted: {', '.join(paths)}")
+
+
+CHECKS = (shm, scratch, disk, s3_mounts)
