@@ -17,11 +17,16 @@ NO_ENGINE = "docker, whose daemon answers this user, or podman"
 PREPARE = """engine=$1 image=$2
 shift 2
 host=${image%%/*}
-pull() {
-    "$engine" pull --quiet "$image" >/dev/null
+by_proxy() {
+    [ ! -r /etc/lustrain/proxy.env ] || { set -a && . /etc/lustrain/proxy.env && set +a; }
 }
+pull() (
+    by_proxy
+    "$engine" pull --quiet "$image" >/dev/null
+)
 pull_by_role() (
     command -v aws >/dev/null || exit
+    by_proxy
     region=${host#*.dkr.ecr.}
     password=$(aws ecr get-login-password --region "${region%%.*}") || exit
     DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG REGISTRY_AUTH_FILE="$DOCKER_CONFIG/config.json" || exit
@@ -37,7 +42,8 @@ if ! "$engine" image inspect "$image" >/dev/null 2>&1; then
 fi
 "$@\""""
 """For `sh -c`, with the engine, the image and a command: has the image there, then runs the command. Where the node's own
-logins do not open a registry of ECR, its role does; that login is gone once the image is there."""
+logins do not open a registry of ECR, its role does; that login is gone once the image is there. A job has no variables of the
+stack's proxy (network.proxy), which its nodes keep in a file."""
 REPLACE = """engine=$1 prefix=$2
 shift 2
 for _ in 1 2 3 4 5; do

@@ -7,16 +7,15 @@ from the calls of the provider's resources and AWS's service authorization refer
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.config import ClusterSpec, HomeType
-from infra.plan.documents import Document, Statement, allow, document
+from infra.plan.documents import Document, Statement, allow, characters, document
 from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
 from infra.plan.nodes.controller import secret_name
-from infra.plan.place import COST_TAG, Place, bucket_names
+from infra.plan.place import Place, bucket_names, ours
 from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
 from infra.plan.storage.associations import associations
 
@@ -76,19 +75,10 @@ def managed_policies(policy: Document, limit: int = MANAGED_POLICY_CHARACTERS) -
     """`policy` in as many documents as IAM needs to hold it, statements in their order."""
     documents: list[list[Statement]] = [[]]
     for statement in policy["Statement"]:
-        if documents[-1] and _characters([*documents[-1], statement]) > limit:
+        if documents[-1] and characters([*documents[-1], statement]) > limit:
             documents.append([])
         documents[-1].append(statement)
     return tuple(document(statements) for statements in documents)
-
-
-def _characters(statements: list[Statement]) -> int:
-    """As IAM counts: without white space between tokens."""
-    return len(json.dumps(document(statements), separators=(",", ":")))
-
-
-def _ours(spec: ClusterSpec) -> Mapping[str, Mapping[str, Any]]:
-    return {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
 
 
 def _named_actions(service: str, actions: str) -> list[str]:
@@ -121,7 +111,7 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         # The group of an endpoint's interfaces is named in the request that makes the endpoint.
         beside = [place.arn("ec2", "security-group/*")] if interface_services(spec) else []
         yield allow("NetworkMake", _named_actions("ec2", make), [*arns, *beside])
-        yield allow("NetworkDrop", _named_actions("ec2", drop), arns, _ours(spec))
+        yield allow("NetworkDrop", _named_actions("ec2", drop), arns, ours(spec))
     if lists := [source for source in spec.network.allow_from if source.startswith("pl-")]:
         # Also one that another account shares.
         arns = [place.arn("ec2", f"prefix-list/{prefix_list}", account="*") for prefix_list in lists]
@@ -130,11 +120,11 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     make = "CreateSecurityGroup AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress ModifySecurityGroupRules"
     drop = "DeleteSecurityGroup RevokeSecurityGroupIngress RevokeSecurityGroupEgress"
     yield allow("GroupsMake", _named_actions("ec2", make), [groups, vpcs, place.arn("ec2", "security-group-rule/*")])
-    yield allow("GroupsDrop", _named_actions("ec2", drop), groups, _ours(spec))
+    yield allow("GroupsDrop", _named_actions("ec2", drop), groups, ours(spec))
     kinds = dict.fromkeys((*NETWORK, *GROUPS, *(LAUNCH if spec.backend == "ec2" else ())))
     tagged = [place.arn("ec2", f"{kind}/*") for kind in kinds if kind != "key-pair"]
     yield allow("Tag", ["ec2:CreateTags"], tagged)
-    yield allow("Untag", ["ec2:DeleteTags"], tagged, _ours(spec))
+    yield allow("Untag", ["ec2:DeleteTags"], tagged, ours(spec))
 
 
 def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
@@ -214,7 +204,7 @@ def _fsx(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         CreateVolume UpdateVolume TagResource UntagResource ListTagsForResource"""
     yield allow("FileSystems", _named_actions("fsx", make), arns)
     drop = "DeleteFileSystem DeleteDataRepositoryAssociation DeleteVolume"
-    yield allow("FileSystemsDrop", _named_actions("fsx", drop), arns, _ours(spec))
+    yield allow("FileSystemsDrop", _named_actions("fsx", drop), arns, ours(spec))
     # FSx looks into a linked bucket with the caller's rights
     # (https://docs.aws.amazon.com/fsx/latest/LustreGuide/troubleshooting.html#s3-validation-error).
     if links := associations(spec, place):
@@ -243,7 +233,7 @@ def _efs(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("HomesTag", ["elasticfilesystem:TagResource"], systems, at_creation)
     keep = """UpdateFileSystem PutLifecycleConfiguration PutBackupPolicy CreateMountTarget TagResource UntagResource
         ListTagsForResource DeleteFileSystem DeleteMountTarget"""
-    yield allow("Homes", _named_actions("elasticfilesystem", keep), systems, _ours(spec))
+    yield allow("Homes", _named_actions("elasticfilesystem", keep), systems, ours(spec))
     beside = [place.arn("ec2", f"{kind}/*") for kind in ("network-interface", "subnet", "security-group")]
     yield allow("MountTargets", ["ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface"], beside)
 
@@ -290,7 +280,7 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     if spec.observability.prometheus:
         yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
         kept = "DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace TagResource UntagResource ListTagsForResource"
-        yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), _ours(spec))
+        yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), ours(spec))
 
 
 def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
@@ -325,7 +315,7 @@ def _node_group(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     kinds = [place.arn("ec2", f"{kind}/*") for kind in ("launch-template", "placement-group")]
     yield allow("TemplatesMake", _named_actions("ec2", make), kinds)
     drop = "DeleteLaunchTemplate DeleteLaunchTemplateVersions DeletePlacementGroup"
-    yield allow("TemplatesDrop", _named_actions("ec2", drop), kinds, _ours(spec))
+    yield allow("TemplatesDrop", _named_actions("ec2", drop), kinds, ours(spec))
     group = """CreateAutoScalingGroup UpdateAutoScalingGroup DeleteAutoScalingGroup PutLifecycleHook DeleteLifecycleHook
         PutScheduledUpdateGroupAction DeleteScheduledAction SuspendProcesses ResumeProcesses CreateOrUpdateTags DeleteTags
         EnableMetricsCollection DisableMetricsCollection SetInstanceProtection"""
@@ -350,11 +340,11 @@ def _controller(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     keep = """StartInstances StopInstances ModifyInstanceAttribute ModifyInstanceMetadataOptions
         ModifyNetworkInterfaceAttribute ModifyVolume AttachVolume DetachVolume
         TerminateInstances DeleteNetworkInterface DeleteVolume"""
-    yield allow("ControllerKeep", _named_actions("ec2", keep), list(arns.values()), _ours(spec))
+    yield allow("ControllerKeep", _named_actions("ec2", keep), list(arns.values()), ours(spec))
     # The groups that an interface gets are resources of that call too.
     yield allow("ControllerGroups", ["ec2:ModifyNetworkInterfaceAttribute"], place.arn("ec2", "security-group/*"))
     profiles = "AssociateIamInstanceProfile ReplaceIamInstanceProfileAssociation"
-    yield allow("ControllerProfile", _named_actions("ec2", profiles), arns["instance"], _ours(spec))
+    yield allow("ControllerProfile", _named_actions("ec2", profiles), arns["instance"], ours(spec))
     secret = place.arn("secretsmanager", f"secret:{secret_name(spec)}-*")
     actions = "CreateSecret DescribeSecret UpdateSecret DeleteSecret GetResourcePolicy TagResource UntagResource"
     yield allow("MungeKey", _named_actions("secretsmanager", actions), secret)
@@ -412,6 +402,6 @@ def _existing_eks(spec: ClusterSpec, cluster: str, inside: Sequence[str]) -> Ite
     # HyperPod's own entries have no tag of ours.
     yield allow("EksEntries", _named_actions("eks", entries), inside[1])
     others = "UpdateAddon DeleteAddon UpdatePodIdentityAssociation DeletePodIdentityAssociation"
-    yield allow("EksOwn", _named_actions("eks", others), [inside[0], inside[2]], _ours(spec))
+    yield allow("EksOwn", _named_actions("eks", others), [inside[0], inside[2]], ours(spec))
     yield allow("EksTag", ["eks:TagResource"], inside)
-    yield allow("EksUntag", ["eks:UntagResource"], inside, _ours(spec))
+    yield allow("EksUntag", ["eks:UntagResource"], inside, ours(spec))

@@ -8,7 +8,7 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.plan.documents import Location, Statement, allow, location
 from infra.plan.nodes.controller import secret_name
-from infra.plan.place import COST_TAG, Place, bucket_names, runs_uri
+from infra.plan.place import COST_TAG, Place, bucket_names, ours, runs_uri
 from infra.plan.storage import s3_mounts
 from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
 
@@ -40,8 +40,7 @@ def controller_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
 def _munge_key(spec: ClusterSpec, place: Place, action: str) -> Iterator[Statement]:
     if spec.controller:
         secret = place.arn("secretsmanager", f"secret:{secret_name(spec)}-*")
-        own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
-        yield allow(f"MungeKey{action.removesuffix('SecretValue')}", [f"secretsmanager:{action}"], secret, own)
+        yield allow(f"MungeKey{action.removesuffix('SecretValue')}", [f"secretsmanager:{action}"], secret, ours(spec))
 
 
 def written(spec: ClusterSpec, place: Place) -> tuple[Location, ...]:
@@ -114,8 +113,7 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
     yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
     if spec.observability.prometheus:
-        own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
-        yield allow("Prometheus", ["aps:RemoteWrite"], place.arn("aps", "workspace/*"), own)
+        yield allow("Prometheus", ["aps:RemoteWrite"], place.arn("aps", "workspace/*"), ours(spec))
 
 
 def _repositories(spec: ClusterSpec, place: Place) -> str:

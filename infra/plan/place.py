@@ -90,6 +90,11 @@ def runs_uri(spec: ClusterSpec, place: Place) -> str:
     return spec.runs_uri or f"s3://{bucket_names(spec, place).checkpoints}/{spec.buckets.runs_prefix}"
 
 
+def ours(spec: ClusterSpec) -> dict[str, dict[str, str]]:
+    """Return the condition of a right at what carries the cluster's tag."""
+    return {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+
+
 def tags(spec: ClusterSpec) -> dict[str, str]:
     """On everything that takes tags."""
     return {**spec.tags, COST_TAG: spec.name, "lustrain:backend": spec.backend}

@@ -15,7 +15,7 @@ from infra.config import CONTROLLER, ClusterSpec
 from infra.plan.documents import Document, allow, document, trust
 from infra.plan.node_policy import controller_statements, node_statements
 from infra.plan.nodes.eks import CLUSTER_ROLE, CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE, pod_identities
-from infra.plan.place import COST_TAG, Place
+from infra.plan.place import Place, ours
 
 GRANTED = (
     "CreateGrant",
@@ -187,8 +187,9 @@ def _train_operator(spec: ClusterSpec, place: Place) -> RolePlan:
     """Return what AmazonSageMakerHyperPodTrainingOperatorAccess grants; that policy goes by a tag `SageMaker` of the
     HyperPod cluster, this one by ours
     (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerHyperPodTrainingOperatorAccess.html)."""
-    own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
-    policy = document([allow("NodesLook", ["sagemaker:DescribeClusterNode"], place.arn("sagemaker", "cluster/*"), own)])
+    policy = document(
+        [allow("NodesLook", ["sagemaker:DescribeClusterNode"], place.arn("sagemaker", "cluster/*"), ours(spec))]
+    )
     return _of_pods(spec, place, OPERATOR_ROLE, f"HyperPod training operator of {spec.name}", policy)
 
 
@@ -206,7 +207,6 @@ def _karpenter(spec: ClusterSpec, place: Place) -> RolePlan:
     """HyperPod adds and removes nodes with it, and lets EBS use a customer's key for their volumes. AWS's page allows every
     cluster of the account; the condition on our tag has not been tried on AWS
     (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-iam.html)."""
-    own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
     through = {"StringEquals": {"kms:ViaService": f"sagemaker.{place.region}.{place.dns_suffix}"}}
     grants: dict[str, dict[str, Any]] = {
         **through,
@@ -215,7 +215,7 @@ def _karpenter(spec: ClusterSpec, place: Place) -> RolePlan:
     }
     nodes = ["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"]
     statements = [
-        allow("Nodes", nodes, place.arn("sagemaker", "cluster/*"), own),
+        allow("Nodes", nodes, place.arn("sagemaker", "cluster/*"), ours(spec)),
         allow("VolumeKeyGrant", ["kms:CreateGrant"], place.arn("kms", "key/*"), grants),
         allow("VolumeKeyLook", ["kms:DescribeKey"], place.arn("kms", "key/*"), through),
     ]

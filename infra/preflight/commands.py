@@ -18,7 +18,7 @@ from infra.plan.nodes.eks import first_up
 from infra.plan.place import Place
 from infra.plan.roles import roles
 from infra.preflight import stackfile
-from infra.preflight.change import Change
+from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, explain_bundle
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, run_in
 from infra.preflight.report import rule_lines
@@ -72,14 +72,18 @@ def changes(stack: str, old: str | None) -> list[Change]:
     sha = bundle(after, region=region).sha
     if old:
         before = stackfile.read_spec(Path(old))
-        both = before.controller is not None and after.controller is not None
-        boot = explain_bundle(bundle(before, region=region).sha, sha, controller=both)
-        return [*explain(before, after, now()), *boot]
-    outputs = deployed.outputs(stack, "spec", "--old FILE")
-    before = parse(_as_deployed(outputs["spec"]))
-    both = before.controller is not None and after.controller is not None
-    boot = explain_bundle(str(outputs["bundle"]), sha, controller=both) if "bundle" in outputs else []
-    return [*explain(before, after, now()), *boot]
+        was = bundle(before, region=region).sha
+    else:
+        outputs = deployed.outputs(stack, "spec", "--old FILE")
+        before = parse(_as_deployed(outputs["spec"]))
+        was = str(outputs.get("bundle", sha))
+    told = explain(before, after, now())
+    stays = before.controller is not None and after.controller is not None
+    # One line about the controller is enough, however many causes it has.
+    anew = any(
+        change.path.startswith("scheduler.controller") and change.effect == Effect.REPLACES_NODES for change in told
+    )
+    return [*told, *explain_bundle(was, sha, controller=stays and not anew)]
 
 
 BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}

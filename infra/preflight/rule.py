@@ -165,3 +165,9 @@ def listed(values: Iterable[object]) -> str:
     """Return `a, b and c`, in the order given and each once."""
     words = [str(value) for value in dict.fromkeys(values)]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1] if words else ""]))
+
+
+def named_images(spec: ClusterSpec) -> dict[str, str | None]:
+    """Return the image that each group and Slurm's controller name, by the key's path."""
+    images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
+    return {**images, f"{CONTROLLER_PATH}.image_id": spec.controller.image_id} if spec.controller else images

@@ -16,6 +16,7 @@ PROXY: dict[str, Any] = {"http": "http://proxy.example.com:3128", "no_proxy": ["
 FURTHER = "network.security_group_ids"
 CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
 S3_MOUNTS, MOUNT = "storage.s3_mounts", {"bucket": "data", "path": "/s3/data"}
+THEIRS = {"bucket": "theirs", "path": "/s3/theirs", "region": "us-west-2"}
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 SUBNET = "subnet-0123456789abcdef0"
 EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": SUBNET}
@@ -437,6 +438,9 @@ MISTAKES = [
     Mistake("IAM-003", SLURM, {"groups.2.volume_kms_key": ALIAS}),
     Mistake("IAM-007", SPOT, {"groups.0.volume_kms_key": KEY}),
     Mistake("IAM-002", BLOCK, {"buckets.kms_key": KEY}),
+    Mistake("IAM-001", SPOT, {S3_MOUNTS: [{**THEIRS, "kms_key": "1234abcd"}]}, f"{S3_MOUNTS}.0.kms_key"),
+    Mistake("IAM-002", SPOT, {S3_MOUNTS: [{**THEIRS, "kms_key": KEY}]}, f"{S3_MOUNTS}.0.kms_key"),
+    Mistake("IAM-010", SPOT, {S3_MOUNTS: [{"bucket": f"b-{n}-{'a' * 50}", "path": f"/s3/{n}"} for n in range(60)]}),
     Mistake("IAM-003", SPOT, {"storage.lustre.kms_key": "arn:aws:kms:us-east-1:123456789012:alias/mine"}),
     Mistake("IAM-004", EKS, {"access.admin_roles": ["arn:aws-cn:iam::123456789012:role/a"]}, ".0"),
     Mistake("IAM-005", EKS, {"access.admin_roles": ["arn:aws:iam::123456789012:role/a"] * 2}, ".1"),

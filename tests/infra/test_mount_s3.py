@@ -125,3 +125,8 @@ def test_bucket_that_cannot_be_mounted_fails_the_node(node: Node) -> None:
     assert node.boot(ON_INIT).returncode == 1
     assert f"no bucket is mounted at /s3/data; fix: journalctl -u {UNITS[0]}" in node.log
     assert node.waits.count("10") == 10
+
+
+def test_another_bucket_of_the_users_makes_another_bundle() -> None:
+    first, second = (plan("ec2-spot-g6e", **{"buckets.data": name}).bundle for name in ("mine", "theirs"))
+    assert first.sha != second.sha

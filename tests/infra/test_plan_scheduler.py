@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from infra.plan.nodes.auto_scaling import IMAGES_WITH_SLURM
 from infra.plan.nodes.user_data import SlurmIds, facts
 from infra.plan.roles import roles
 from infra.plan.stack import Plan
+from infra.preflight import commands, stackfile
 from infra.preflight.change import Effect
 from infra.preflight.explain import explain, explain_bundle
 from infra.preflight.offline import run_offline
@@ -179,3 +181,16 @@ def test_slurm_json_is_a_part_of_the_bundle_that_counts_leave_alone() -> None:
     (document,) = (file.content for file in plans[0].files if file.path == "slurm.json")
     assert json.loads(document)
     assert plans[0].sha == plans[1].sha, "a controller would be made anew for another count"
+
+
+def test_a_controller_that_is_made_anew_is_told_once(tmp_path: Path) -> None:
+    text = (stackfile.PROGRAM / "Pulumi.ec2-slurm-g6e.yaml").read_text(encoding="utf-8")
+    old = tmp_path / "old.yaml"
+    old.write_text(
+        text.replace(
+            "controller: { type: m7i.large", 'settings: {MinJobAge: "60"}\n      controller: { type: m7i.xlarge'
+        )
+    )
+    told = commands.changes("ec2-slurm-g6e", str(old))
+    assert [one.path for one in told if one.effect is Effect.REPLACES_NODES] == ["scheduler.controller.type"]
+    assert "lifecycle" in {one.path for one in told}

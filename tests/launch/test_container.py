@@ -305,8 +305,10 @@ def test_node_fetches_an_absent_image_by_its_own_role(
     planted: Path, absent: str, denied: str, host: str, code: int, out: str, error: str, asked: list[str]
 ) -> None:
     plant(planted, "docker", DOCKER)
-    plant(planted, "aws", f'echo "$*" >>{planted}/aws.calls; echo secret')
+    plant(planted, "aws", f'echo "$https_proxy $*" >>{planted}/aws.calls; echo secret')
     script = trial_script(Container(f"{host}/team/a@sha256:1"), ["AWS_REGION"], "1:1", ("1",), "python3")
+    (planted / "proxy.env").write_text("https_proxy=http://proxy:3128\n")
+    script = script.replace("/etc/lustrain/proxy.env", f"{planted}/proxy.env")
     logins = planted / "logins"
     logins.mkdir()
     environ = {**os.environ, "ABSENT": absent, "DENIED": denied, "TMPDIR": str(logins)}
@@ -318,7 +320,7 @@ def test_node_fetches_an_absent_image_by_its_own_role(
     assert not list(logins.iterdir())
     if "login" in asked:
         assert (planted / "docker.password").read_text() == "secret"
-        assert (planted / "aws.calls").read_text() == "ecr get-login-password --region us-west-2\n"
+        assert (planted / "aws.calls").read_text() == "http://proxy:3128 ecr get-login-password --region us-west-2\n"
 
 
 @pytest.mark.parametrize(("removal", "code", "calls"), [("rm -f", 0, "ps rm ps up"), ("false", 125, "ps rm " * 5)])

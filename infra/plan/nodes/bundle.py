@@ -115,8 +115,11 @@ def mount_files(spec: ClusterSpec, region: str) -> dict[str, bytes]:
     if not mounts or spec.backend == "hyperpod-eks":
         return {}
     listed = "".join(f"{unit_name(one.path)} {one.path}\n" for one in mounts)
+    # A bucket of the user's in place of one of ours is known now, and another one makes another bundle.
+    own = {key: getattr(spec.buckets, key) for key in PLACEHOLDERS}
+    named = (one.model_copy(update={"bucket": own.get(one.bucket) or one.bucket}) for one in mounts)
     units = {
-        f"{S3_MOUNTS}/{unit_name(one.path)}": unit(one, region, proxy.ENVIRONMENT).encode("ascii") for one in mounts
+        f"{S3_MOUNTS}/{unit_name(one.path)}": unit(one, region, proxy.ENVIRONMENT).encode("ascii") for one in named
     }
     return {MOUNT_S3.name: MOUNT_S3.read_bytes(), f"{S3_MOUNTS}/list": listed.encode("ascii"), **units}
 

@@ -13,6 +13,7 @@ from infra.catalog.efs import GUIDE, MOUNT_OPTIONS
 from infra.catalog.fsx import API, HOME_MB_S
 from infra.config import ClusterSpec, Home, HomeType, Storage
 from infra.finding import finding
+from infra.plan.storage.associations import nested
 from infra.plan.storage.mounts import mount_problem
 from lustrain.problem import Problem
 
@@ -152,7 +153,7 @@ def _beside(storage: Storage) -> list[Problem]:
     if storage.home is None or storage.lustre is None:
         return []
     inner, outer = storage.home.mount_path, storage.lustre.mount_path
-    if not (f"{inner}/".startswith(f"{outer}/") or f"{outer}/".startswith(f"{inner}/")):
+    if not nested(inner, outer):
         return []
     message = f"{inner} and storage.lustre.mount_path ({outer}) are one place or one inside the other"
     return [finding("storage.home.mount_path", message, "mount them side by side, like /home and /fsx", code="FSX-010")]

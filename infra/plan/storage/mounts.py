@@ -14,6 +14,7 @@ OWNERS = {
     "opt/cni": "Kubernetes'",
     "opt/containerd": "containerd's",
     "opt/habanalabs": "where Gaudi's software is",
+    "opt/lustrain": "where the lifecycle bundle is",
     "opt/ml": "where HyperPod keeps the node's configuration",
     "opt/nvidia": "where NVIDIA's software is",
     "opt/sagemaker": "where HyperPod mounts the group's EBS volume",

@@ -7,8 +7,7 @@ import re
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.online.client import Aws, answered
-from infra.preflight.rule import Context, Family, Problems
-from infra.preflight.rules.scheduler import named_images
+from infra.preflight.rule import Context, Family, Problems, named_images
 
 OLD_UBUNTU = re.compile(r"(?i)bionic|focal|jammy|ubuntu.*\b(18|20|22)\.04")
 """Their packages are of Slurm 17.11, 19.05 and 21.08 (https://launchpad.net/ubuntu/+source/slurm-wlm)."""
@@ -23,7 +22,7 @@ RULES = Family()
     permission="ec2:DescribeImages",
 )
 def old_slurm(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    for path, image_id in named_images(spec).items():
+    for path, image_id in named_images(spec).items() if spec.controller else ():
         if image_id is None:
             continue
         answer = answered("InvalidAMIID", aws.ec2.describe_images, ImageIds=[image_id])

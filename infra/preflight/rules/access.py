@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.roles import EKS_ROLES
+from infra.plan.documents import characters
+from infra.plan.roles import EKS_ROLES, roles
 from infra.plan.storage.associations import association_key
 from infra.preflight.rule import Context, Family, Problems, groups
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
+QUOTAS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"
 KEYS = "https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id"
 GRANTS = "https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html"
 SCALING_ROLE = "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
@@ -31,6 +33,8 @@ _KEY = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
     r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
 )
+ROLE_CHARACTERS = 10_240
+"""Of all policies that lie in a role (QUOTAS); ours is the only one."""
 RULES = Family()
 
 
@@ -51,21 +55,33 @@ def _volume_keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
             yield f"{path}.volume_kms_key", group.volume_kms_key
 
 
+def _mount_keys(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str, str | None]]:
+    """Yield path, key and region: a mounted bucket may be in another one than the cluster."""
+    for index, mount in enumerate(spec.storage.s3_mounts):
+        if mount.kms_key:
+            yield f"storage.s3_mounts.{index}.kms_key", mount.kms_key, mount.region or context.region
+
+
 @RULES.add("IAM-001", "KMS keys are named by their ARN, which alone every service takes.", KEYS)
 def key_form(spec: ClusterSpec, context: Context) -> Problems:
-    for path, key in _keys(spec):
+    for path, key in [*_keys(spec), *((path, key) for path, key, _ in _mount_keys(spec, context))]:
         if not _KEY.fullmatch(key):
             fix = "write arn:aws:kms:<region>:<account>:key/<id>"
             yield finding(path, f"{key!r} is not the ARN of a KMS key", fix)
 
 
-@RULES.add("IAM-002", "KMS keys are of the cluster's region.", KEYS)
+@RULES.add("IAM-002", "KMS keys are of the region of what they encrypt.", KEYS)
 def key_region(spec: ClusterSpec, context: Context) -> Problems:
     for path, key in _keys(spec):
         found = _KEY.fullmatch(key)
         if found and context.region and found["region"] != context.region:
             message = f"the key is in {found['region']}, the cluster in {context.region}"
             yield finding(path, message, "use a key of the region, or a replica of a multi-Region key")
+    for path, key, region in _mount_keys(spec, context):
+        found = _KEY.fullmatch(key)
+        if found and region and found["region"] != region:
+            message = f"the key is in {found['region']}, the bucket in {region}"
+            yield finding(path, message, "name the key that the bucket is encrypted with")
 
 
 @RULES.add(
@@ -182,3 +198,13 @@ def role_and_profile(spec: ClusterSpec, context: Context) -> Problems:
     else:
         message = "the role that it holds is not named"
         yield finding("access.instance_profile", message, "set access.node_role to the role that it holds")
+
+
+@RULES.add("IAM-010", "The policy of a role fits into the role: mounts and named buckets make it longer.", QUOTAS)
+def policy_length(spec: ClusterSpec, context: Context) -> Problems:
+    for plan in roles(spec, context.place):
+        length = characters(plan.policy["Statement"]) if plan.policy else 0
+        if length > ROLE_CHARACTERS:
+            message = f"the policy of role {plan.key} has {length:,} characters; IAM takes {ROLE_CHARACTERS:,}"
+            path = "storage.s3_mounts" if spec.storage.s3_mounts else "network.s3_buckets"
+            yield finding(path, message, "name fewer buckets and prefixes, or whole buckets")

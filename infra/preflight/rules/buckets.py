@@ -11,7 +11,7 @@ from infra.plan.storage.associations import nested
 from infra.plan.storage.buckets import violations
 from infra.plan.storage.s3_mounts import DOCS, OWN, SEMANTICS
 from infra.plan.storage.s3_mounts import violations as mount_violations
-from infra.preflight.rule import Context, Family, Problems, groups
+from infra.preflight.rule import Context, Family, Problems, named_images
 
 NAMES = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
 LIFECYCLE_BUCKET = "https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html"
@@ -179,10 +179,7 @@ def bucket_mounts(spec: ClusterSpec, context: Context) -> Problems:
 def no_mountpoint(spec: ClusterSpec, context: Context) -> Problems:
     if not (spec.network.closed and spec.storage.s3_mounts):
         return
-    images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
-    if spec.controller:
-        images["scheduler.controller.image_id"] = spec.controller.image_id
-    for path, image_id in images.items():
+    for path, image_id in named_images(spec).items():
         if image_id is None:
             message = "the default image has no mount-s3, and a closed network nothing to download it from"
             yield finding(path, message, "name an image with mount-s3 in it, or remove storage.s3_mounts")

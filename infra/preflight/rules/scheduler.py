@@ -6,7 +6,7 @@ from infra.config import CONTROLLER, ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.auto_scaling import CANONICAL
 from infra.plan.nodes.controller import TYPE_KEY
-from infra.preflight.rule import CONTROLLER_PATH, Context, Family, Problems, groups
+from infra.preflight.rule import Context, Family, Problems, groups, named_images
 
 OURS = "infra/plan/nodes/controller.py"
 CONF = "https://slurm.schedmd.com/slurm.conf.html"
@@ -65,7 +65,7 @@ def idle_accelerators(spec: ClusterSpec, context: Context) -> Problems:
     judgement=True,
 )
 def nowhere_to_install_from(spec: ClusterSpec, context: Context) -> Problems:
-    for path, image_id in named_images(spec).items() if spec.network.closed else ():
+    for path, image_id in named_images(spec).items() if spec.controller and spec.network.closed else ():
         if image_id is None:
             message = "the default image has no Slurm, and a closed network nothing to install it from"
             yield finding(path, message, "name an image with slurm-wlm and munge in it, of Slurm 22.05 or newer")
@@ -73,7 +73,7 @@ def nowhere_to_install_from(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("SLM-006", "With Lustre, images bring a client for their kernel.", CLIENTS, judgement=True)
 def no_lustre_client(spec: ClusterSpec, context: Context) -> Problems:
-    for path, image_id in named_images(spec).items() if spec.storage.lustre else ():
+    for path, image_id in named_images(spec).items() if spec.controller and spec.storage.lustre else ():
         if image_id is None:
             message = (
                 f"default images of Ubuntu 24.04 run kernel {KERNEL_WITHOUT_CLIENT}, for which no Lustre client of AWS "
@@ -81,11 +81,3 @@ def no_lustre_client(spec: ClusterSpec, context: Context) -> Problems:
             )
             fix = "name an image with a client, and Slurm 22.05 or newer, or suppress this once AWS has one"
             yield finding(path, message, fix)
-
-
-def named_images(spec: ClusterSpec) -> dict[str, str | None]:
-    """Return the image that each group and the controller name, by the key's path; empty without a controller."""
-    if not spec.controller:
-        return {}
-    images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
-    return {**images, f"{CONTROLLER_PATH}.image_id": spec.controller.image_id}
