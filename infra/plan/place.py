@@ -74,6 +74,11 @@ class BucketNames:
     checkpoints: str
     lifecycle: str
 
+    @property
+    def by_word(self) -> dict[str, str]:
+        """The buckets that other keys of a stack may name by a word, by that word."""
+        return {"data": self.data, "checkpoints": self.checkpoints}
+
 
 def bucket_names(spec: ClusterSpec, place: Place) -> BucketNames:
     """HyperPod's managed policy reads lifecycle scripts from buckets named `sagemaker-…` only."""

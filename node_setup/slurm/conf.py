@@ -133,16 +133,21 @@ def features(cluster: Cluster, group: str) -> list[str]:
     return gres.features([group, cluster.groups[group].type, paid.mode, cluster.zone_id])
 
 
+def partition_lines(nodes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the line of each partition, by its nodes or sets of nodes; the first is the default."""
+    return [
+        f"PartitionName={name} Nodes={','.join(names)} Default={'NO' if at else 'YES'} MaxTime=INFINITE State=UP"
+        for at, (name, names) in enumerate(nodes.items())
+    ]
+
+
 def _partition_lines(cluster: Cluster, machines: Sequence[Member]) -> list[str]:
-    """One for each group with nodes for jobs; the first is the default."""
+    """One for each group with nodes for jobs."""
     hosts: dict[str, list[str]] = {}
     for machine in machines:
         if machine.computes:
             hosts.setdefault(cluster.groups[machine.group].partition or machine.group, []).append(machine.host)
-    return [
-        f"PartitionName={name} Nodes={','.join(names)} Default={'NO' if at else 'YES'} MaxTime=INFINITE State=UP"
-        for at, (name, names) in enumerate(hosts.items())
-    ]
+    return partition_lines(hosts)
 
 
 def gres_conf(machines: Sequence[Member]) -> str:

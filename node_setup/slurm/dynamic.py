@@ -10,7 +10,15 @@ from typing import Any
 
 from lustrain.cluster import NodeGroup
 from node_setup.agent.slurm import gres, paths
-from node_setup.slurm.conf import HEALTH_CHECK, HEALTH_SCRIPT, HELD, cluster_name, replaced, shared_settings
+from node_setup.slurm.conf import (
+    HEALTH_CHECK,
+    HEALTH_SCRIPT,
+    HELD,
+    cluster_name,
+    partition_lines,
+    replaced,
+    shared_settings,
+)
 
 MOST_NODES = 4096
 """Of MaxNodeCount. It does not follow from the groups' counts, which may change without another slurm.conf."""
@@ -50,11 +58,7 @@ def _slurm_conf(name: str, workers: Mapping[str, NodeGroup], settings: Mapping[s
     partitions: dict[str, list[str]] = {}
     for key, group in workers.items():
         partitions.setdefault(group.partition or key, []).append(sets[key])
-    lines += [
-        f"PartitionName={partition} Nodes={','.join(words)} Default={'NO' if at else 'YES'} MaxTime=INFINITE State=UP"
-        for at, (partition, words) in enumerate(partitions.items())
-    ]
-    return paths.STACK_HEADER + "\n".join(lines) + "\n"
+    return paths.STACK_HEADER + "\n".join([*lines, *partition_lines(partitions)]) + "\n"
 
 
 def _cgroup_conf(*lines: str) -> str:

@@ -126,7 +126,7 @@ def mount_files(spec: ClusterSpec, region: str) -> dict[str, bytes]:
 
 def with_names(plain: Bundle, names: BucketNames) -> Bundle:
     """Put the names of the cluster's buckets into the units that mount them. The digits stay: a stack's account does too."""
-    own = {PLACEHOLDERS["data"]: names.data, PLACEHOLDERS["checkpoints"]: names.checkpoints}
+    own = {PLACEHOLDERS[word]: name for word, name in names.by_word.items()}
 
     def named(file: BundleFile) -> BundleFile:
         content = file.content

@@ -68,14 +68,13 @@ def associations(spec: ClusterSpec, place: Place) -> tuple[AssociationPlan, ...]
     lustre = spec.storage.lustre
     if lustre is None or lustre.existing is not None:
         return ()
-    names = bucket_names(spec, place)
-    own = {"data": names.data, "checkpoints": names.checkpoints}
+    own = bucket_names(spec, place).by_word
     return tuple(
         AssociationPlan(
             path=wanted.path,
             bucket=own.get(wanted.bucket, wanted.bucket),
             own=_own(own.get(wanted.bucket, wanted.bucket), own),
-            prefix=_as_prefix(wanted.prefix),
+            prefix=as_prefix(wanted.prefix),
             import_events=wanted.import_events,
             export_events=wanted.export_events,
             chunk_mib=wanted.chunk_mib,
@@ -177,7 +176,8 @@ def _own(bucket: str, own: dict[str, str]) -> Literal["data", "checkpoints"] | N
     return "checkpoints" if bucket == own["checkpoints"] else None
 
 
-def _as_prefix(prefix: str) -> str:
+def as_prefix(prefix: str) -> str:
+    """Return a prefix with a slash at its end and none before it; empty for a whole bucket."""
     bare = prefix.strip("/")
     return f"{bare}/" if bare else ""
 

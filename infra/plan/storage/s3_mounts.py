@@ -10,7 +10,7 @@ from infra.config import ClusterSpec, S3Mount
 from infra.finding import finding
 from infra.plan.documents import Statement, allow
 from infra.plan.place import Place, bucket_names, runs_uri
-from infra.plan.storage.associations import nested, s3_uri
+from infra.plan.storage.associations import as_prefix, nested, s3_uri
 from infra.plan.storage.mounts import mount_problem
 from lustrain.problem import Problem
 
@@ -43,13 +43,12 @@ class S3MountPlan:
 
 def s3_mounts(spec: ClusterSpec, place: Place) -> tuple[S3MountPlan, ...]:
     """In the order of the configuration, `data` and `checkpoints` resolved to the cluster's buckets."""
-    names = bucket_names(spec, place)
-    own = {"data": names.data, "checkpoints": names.checkpoints}
+    own = bucket_names(spec, place).by_word
     return tuple(
         S3MountPlan(
             path=one.path,
             bucket=own.get(one.bucket, one.bucket),
-            prefix=_as_prefix(one.prefix),
+            prefix=as_prefix(one.prefix),
             region=one.region or place.region,
             read_only=one.read_only,
             kms_key=one.kms_key,
@@ -71,7 +70,7 @@ def unit(config: S3Mount, region: str, proxy_file: str) -> str:
     ours is reached without it, and clients before 1.20 ignore no_proxy
     (https://github.com/awslabs/mountpoint-s3/issues/322).
     """
-    prefix, options = _as_prefix(config.prefix), ["--allow-other"]
+    prefix, options = as_prefix(config.prefix), ["--allow-other"]
     elsewhere = f"EnvironmentFile=-/{proxy_file}\n" if config.region and config.region != region else ""
     if region := config.region or region:
         options += ["--region", region]
@@ -161,8 +160,3 @@ def _paths(spec: ClusterSpec, here: str, plan: S3MountPlan) -> Iterator[Problem]
         yield finding(
             f"{here}.path", f"{plan.path} {why}", "mount it at a path like /s3/data", code="S3-011", source=SEMANTICS
         )
-
-
-def _as_prefix(prefix: str) -> str:
-    bare = prefix.strip("/")
-    return f"{bare}/" if bare else ""
