@@ -170,7 +170,7 @@ def trial_script(container: Container, variables: Sequence[str], user: str, grou
 
     def trial(kind: str) -> str:
         engine = Engine(kind, kind, user, tuple(groups))
-        check = [python, "-c", "import trainer.launch.node"]
+        check = [python, "-c", "import trainer.node.launcher"]
         return shlex.join(prepared(engine, container, [*run_words(engine, container, variables), *check]))
 
     return f"""program=docker

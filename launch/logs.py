@@ -12,8 +12,8 @@ from launch import backends, runs, status
 from launch.backends import LogLine
 from launch.supervisor.policy import RestartPolicy, final_decision, launch_of
 from lustrain.problem import UserError, plain, problem
-from trainer.launch import journal
-from trainer.launch.output import parse
+from trainer.node.output import parse
+from trainer.run import journal
 from trainer.storage import ObjectStore
 
 POLL_S = 2.0

@@ -14,9 +14,9 @@ from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
 from lustrain.progress import duration_text
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.journal import REQUEST, launch_result, unix
 from trainer.metrics.goodput import goodput, useful_seconds
 from trainer.metrics.reader import merge_steps, read_events, read_generations
+from trainer.run.journal import REQUEST, launch_result, unix
 from trainer.run.past import run_began
 from trainer.storage import ObjectStore
 

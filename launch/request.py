@@ -17,7 +17,7 @@ from lustrain.cluster import Cluster, NodeGroup
 from lustrain.flags import number
 from lustrain.problem import Problem, UserError, problem
 from trainer.config import Config, parse_time, to_toml
-from trainer.launch.journal import CONFIG, STOP
+from trainer.run.journal import CONFIG, STOP
 
 MAX_NODES = 10_000
 MAX_RANKS = 1024

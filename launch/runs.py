@@ -13,7 +13,7 @@ from typing import Any
 
 from launch.request import RunRequest
 from lustrain.problem import UserError, problem
-from trainer.launch.journal import CONFIG, REQUEST, STOP, VERSION, read
+from trainer.run.journal import CONFIG, REQUEST, STOP, VERSION, read
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
 SUBMITTED = "launch/submitted.json"

@@ -11,9 +11,9 @@ from launch.backends import HeldJob
 from launch.runs import SUBMITTED, read_record
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
-from trainer.launch import journal
 from trainer.metrics.reader import last_steps, parts_of, read_part
 from trainer.metrics.records import EVENTS
+from trainer.run import journal
 from trainer.storage import ObjectStore
 
 WORDS: Mapping[int, str] = {

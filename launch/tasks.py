@@ -136,7 +136,7 @@ def status(flags: StatusFlags) -> TaskResult:
     """Show a run's state, step, loss, speed, checkpoints, launches, and whether a scheduler holds its job."""
     from launch import backends, runs
     from launch import status as reading
-    from trainer.launch.journal import REQUEST
+    from trainer.run.journal import REQUEST
 
     store = _open(flags)
     request = runs.read_record(store, REQUEST)
@@ -166,7 +166,7 @@ def logs(flags: LogsFlags) -> TaskResult:
     from launch import runs
     from lustrain.flags import number
     from lustrain.process import drop_output
-    from trainer.launch.journal import REQUEST
+    from trainer.run.journal import REQUEST
 
     follow = flags.follow or flags.f
     if flags.json and follow:
@@ -200,7 +200,7 @@ def logs(flags: LogsFlags) -> TaskResult:
 def stop(flags: StopFlags) -> TaskResult:
     """Have a run save and exit; it is not started again until `fab train --resume`."""
     from launch import backends, runs
-    from trainer.launch.journal import REQUEST, STOP
+    from trainer.run.journal import REQUEST, STOP
     from trainer.storage import open_store
 
     store = _open(flags)

@@ -22,8 +22,8 @@ from planner.request import group_of, prices_of, region_of, type_of
 from planner.spent import Spent, spent
 from planner.units import span_text
 from trainer.checkpoint.stored_config import read_stored
-from trainer.launch import journal
 from trainer.metrics.reader import read_generations
+from trainer.run import journal
 from trainer.storage import ObjectStore
 
 

@@ -37,8 +37,8 @@ from trainer.checkpoint.load.export import export
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.environment import SILENT
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.launch.local import LocalJob
 from trainer.metrics.reader import read_events, read_steps
+from trainer.node.local import LocalJob
 from trainer.storage import ObjectStore, open_store
 
 CONFIG = Path(__file__).with_name("config.toml")

@@ -1,6 +1,6 @@
 """Ranks without the seconds that importing torch takes: a process that has imported it forks one child for each.
 
-`ForkServer` is the client of `tests.fork_process`. A child behaves as a fresh `python -m MODULE` that `trainer.launch.local`
+`ForkServer` is the client of `tests.fork_process`. A child behaves as a fresh `python -m MODULE` that `trainer.node.local`
 started, but for two things: modules that the server holds are imported already, and it ends by os._exit once threads and exit
 handlers are done, so destructors of libraries do not run.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.fork_process import ready
 from tests.processes import children_of, command_line, pending, wait_until
-from trainer.launch.local import rank_environment
+from trainer.node.local import rank_environment
 
 PATIENT = {"LUSTRAIN_SILENT_S": "300"}
 """A rank that a busy machine does not let run for a while is not lost."""

@@ -27,7 +27,7 @@ from node_setup.agent.verify.expected import type_table
 from trainer import __main__ as trainer_main
 from trainer import config as trainer_config
 from trainer import errors
-from trainer.launch import node
+from trainer.node import launcher
 from trainer.tasks import SHIPPED, make_task
 
 ROOT = Path(__file__).parents[1]
@@ -134,7 +134,7 @@ def test_every_task_of_fab_and_its_flags_exist() -> None:
 
 def test_every_flag_that_is_named_is_one_of_a_task_or_of_a_program_beside() -> None:
     known = OF_OTHER_PROGRAMS.union(*map(flags_of, fabfile.namespace.tasks.values()))
-    known |= set(re.findall(r"--[\w-]+", options(node.flags())))
+    known |= set(re.findall(r"--[\w-]+", options(launcher.flags())))
     for module, _ in trainer_main.COMMANDS.values():
         parser = argparse.ArgumentParser()
         importlib.import_module(module).add_arguments(parser)
@@ -162,9 +162,9 @@ def flags_of(task: Any) -> set[str]:
 def test_every_command_of_the_trainer_is_understood() -> None:
     understood = 0
     for _, words in everywhere():
-        if words[:3] == ["python", "-m", "trainer.launch.node"] and len(words) > 3:
-            node.flags().parse_args(words[3:])
-        if words[1:3] in (["-m", "trainer.launch.local"], ["-m", "trainer.launch.node"]) and "--" in words:
+        if words[:3] == ["python", "-m", "trainer.node.launcher"] and len(words) > 3:
+            launcher.flags().parse_args(words[3:])
+        if words[1:3] in (["-m", "trainer.node.local"], ["-m", "trainer.node.launcher"]) and "--" in words:
             words = ["python", "-m", "trainer", *words[words.index("--") + 1 :]]
         if words[:3] == ["python", "-m", "trainer"] and len(words) > 4:
             module, _ = trainer_main.COMMANDS[words[3]]

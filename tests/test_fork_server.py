@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import ENVIRONMENT, ForkServer
-from trainer.launch.local import rank_environment
+from trainer.node.local import rank_environment
 
 pytestmark = pytest.mark.slow
 

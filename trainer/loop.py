@@ -23,8 +23,8 @@ from trainer import parallel
 from trainer.config import Config
 from trainer.data import order
 from trainer.interrupt import Notice, NoticeWatcher
-from trainer.launch.watchdog import StepWatchdog
 from trainer.metrics import Sink
+from trainer.node.watchdog import StepWatchdog
 from trainer.parallel.strategy import Strategy
 from trainer.run.saving import Saving
 from trainer.step import bad_loss, optim, precision, schedule

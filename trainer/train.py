@@ -18,10 +18,10 @@ from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.generation import OwnedRun, begin_generation, roll_back, sinks_of
 from trainer.interrupt import NoticeWatcher
 from trainer.interrupt.notice import OnEvent
-from trainer.launch.ranks import STACKS
 from trainer.loop import LoopEnd, Training, train, warm_up
 from trainer.metrics import Sink
 from trainer.metrics.relay import Relay, rank_name
+from trainer.node.ranks import STACKS
 from trainer.parallel import World, all_reduce_stats, choose
 from trainer.parallel.agree import run_on_all_ranks
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat

@@ -52,7 +52,7 @@ class HeldJob:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a run has printed, as `trainer.launch.output` marks it."""
+    """A line that a run has printed, as `trainer.node.output` marks it."""
 
     text: str
     source: str = ""

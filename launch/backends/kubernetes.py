@@ -267,7 +267,7 @@ def _pod(request: RunRequest, environ: Mapping[str, str]) -> dict[str, Any]:
 def _container(request: RunRequest, claims: Sequence[dict[str, Any]], environ: Mapping[str, str]) -> dict[str, Any]:
     options: KubernetesOptions = request.options
     rendezvous = ["--nnodes", str(request.policy.max_nodes), "--master", f"{request.name}-0.{request.name}:{PORT}"]
-    launcher = ["python3", "-m", "trainer.launch.node", *rendezvous, "--nproc", str(request.policy.ranks_per_node)]
+    launcher = ["python3", "-m", "trainer.node.launcher", *rendezvous, "--nproc", str(request.policy.ranks_per_node)]
     devices = {"nvidia.com/gpu": options.gpus, "vpc.amazonaws.com/efa": options.efa}
     limits: dict[str, Any] = {name: count for name, count in devices.items() if count}
     limits |= {"hugepages-2Mi": HUGE_PAGES} if options.efa else {}

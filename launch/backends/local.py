@@ -26,9 +26,9 @@ from lustrain.cluster import Cluster
 from lustrain.problem import Problem, UserError, problem
 from trainer.environment import ATTEMPT
 from trainer.errors import LostRunError
-from trainer.launch import journal
-from trainer.launch.node import devices
-from trainer.launch.ranks import FORWARDED
+from trainer.node.launcher import devices
+from trainer.node.ranks import FORWARDED
+from trainer.run import journal
 from trainer.storage import ObjectStore, StorageError
 
 NODE = "localhost"
@@ -55,7 +55,7 @@ class LocalBackend:
         python = request.python or sys.executable
         ranks = ["--nproc", str(request.policy.ranks_per_node), "--run", request.run]
         ranks += ["--log", log_file(request, folder)]
-        return LaunchPlan((python, "-m", "trainer.launch.local", *ranks, "--", "train", request.config_uri))
+        return LaunchPlan((python, "-m", "trainer.node.local", *ranks, "--", "train", request.config_uri))
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         """Nothing to check: the record of the run names the process that supervises it (`launch.runs`)."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from launch.request import RunRequest
 from trainer.environment import SILENT
-from trainer.launch.node import LINGER_S
+from trainer.node.launcher import LINGER_S
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Ports below those that Linux chooses for connections, from 32768:

@@ -59,7 +59,7 @@ FAILED_SOON_S = 300.0
 """What takes longer to fail is not tried again: the other nodes of the job wait meanwhile."""
 CONTAINERS = "lustrain-job-"
 """Nodes are in one job at a time: what begins so on a node of this job, and is not its own, is of one that has ended."""
-TRIAL = "import os, trainer.launch.node; print(os.environ['SLURMD_NODENAME'])"
+TRIAL = "import os, trainer.node.launcher; print(os.environ['SLURMD_NODENAME'])"
 ANSWER_S = 60.0
 """For a program that says what is on this host, and for the end of what is left on nodes."""
 
@@ -150,7 +150,7 @@ class CommandJournal:
     """The run's journal, by a command of the trainer's environment: this script has no more than the standard library."""
 
     def __init__(self, plan: Mapping[str, Any], runtime: Runtime) -> None:
-        self._command = runtime.host_words([plan["python"], "-m", "trainer.launch.journal"])
+        self._command = runtime.host_words([plan["python"], "-m", "trainer.run.journal"])
         self._run = plan["run"]
         job, start = os.environ["SLURM_JOB_ID"], restarts() + 1
         self.launcher_id = f"job {job} of Slurm, start {start}, on {socket.gethostname()}"
@@ -293,7 +293,7 @@ class Allocation:
             "--nproc",
             str(plan["ranks"]),
         ]
-        launcher = [plan["python"], "-m", "trainer.launch.node", *rendezvous, "--run", plan["run"]]
+        launcher = [plan["python"], "-m", "trainer.node.launcher", *rendezvous, "--run", plan["run"]]
         words = self._runtime.launch_words([*launcher, "--", "train", plan["config"]])
         command = [*self._step_words(nodes), *ends, *self._runtime.options(), *words]
         environment = {**os.environ, "LUSTRAIN_ATTEMPT": str(number)}

@@ -43,8 +43,8 @@ from node_setup.fleet.faults import UNREACHABLE as NOT_REACHED
 from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node
 from trainer.environment import max_silence_s
-from trainer.launch import journal
-from trainer.launch.heartbeat import SILENT_S
+from trainer.node.heartbeat import SILENT_S
+from trainer.run import journal
 from trainer.storage import ObjectStore, StorageError
 
 SERVED = ("ec2", "machines")
@@ -402,7 +402,7 @@ def nodes_of_launch(
             nodes.append(found)
     if missing:
         fix = "give the Cluster that the run was started on; or where no unit of it runs: "
-        fix += f"python -m trainer.launch.journal take {run}"
+        fix += f"python -m trainer.run.journal take {run}"
         why = "its last launch has no known end, and this Cluster does not have its nodes"
         raise UserError(problem("--resume", run, f"{why} {', '.join(missing)}", fix=fix))
     return nodes

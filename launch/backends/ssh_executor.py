@@ -34,8 +34,8 @@ from lustrain.problem import UNREACHABLE, UserError
 from node_setup.fleet.faults import NOT_REACHED, SUDO, Fault
 from node_setup.fleet.hosts import Node
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.journal import put_node_exit
-from trainer.launch.ranks import FORWARDED
+from trainer.node.ranks import FORWARDED
+from trainer.run.journal import put_node_exit
 
 POLL_S = 2.0
 STATE_S = 15.0

@@ -12,8 +12,7 @@ from typing import Literal
 from launch.container import Container, Engine, replacing, run_words
 from lustrain.problem import UserError, problem
 from trainer.environment import ATTEMPT
-from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.ranks import job_exit_code
+from trainer.errors import EXIT_FAILURE, EXIT_PEERS, job_exit_code
 
 ENVIRONMENT_FOLDER = "/run/lustrain"
 LOG_FOLDER = "/var/log/lustrain"
@@ -90,7 +89,7 @@ class Launcher:
         launcher = [
             self.python,
             "-m",
-            "trainer.launch.node",
+            "trainer.node.launcher",
             "--nnodes",
             str(len(self.nodes)),
             "--node-rank",
@@ -301,7 +300,7 @@ done"""
 def inspect_script(python: str | None) -> str:
     """Return the script that says whether a node is ready; its input are lines NAME=VALUE, the variables of a launcher. Without
     `python` the trainer need not be there."""
-    load = f"exec {shlex.quote(python)} -c 'import trainer.launch.node' 2>&1" if python else "exit 0"
+    load = f"exec {shlex.quote(python)} -c 'import trainer.node.launcher' 2>&1" if python else "exit 0"
     return f"""[ -d /run/systemd/system ] && command -v systemd-run >/dev/null || echo systemd=no
 [ "$(id -u)" = 0 ] || LC_ALL=C sudo -n true 2>/dev/null || echo sudo=no
 set -- ${{SSH_CONNECTION:-}}

@@ -15,7 +15,7 @@ from launch.sweep.grid import Point, shown
 from launch.sweep.plan import SweepPlan
 from lustrain.problem import UserError, problem
 from trainer.config import default_settings, parse_toml
-from trainer.launch.journal import REQUEST
+from trainer.run.journal import REQUEST
 from trainer.storage import ObjectStore, PreconditionError, open_store
 
 RECORD = "sweep.json"

@@ -21,8 +21,8 @@ from launch.sweep.record import Sweep, register_sweep, unregister_sweep
 from launch.sweep.status import DONE, ENDED_EARLY, NOT_STARTED, UNFINISHED, read_outcomes
 from lustrain.problem import UserError, problem
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.launch import journal
-from trainer.launch.ranks import FORWARDED
+from trainer.node.ranks import FORWARDED
+from trainer.run import journal
 from trainer.storage import open_store
 
 

@@ -15,8 +15,8 @@ from launch.sweep.record import Sweep
 from lustrain.progress import Progress
 from lustrain.tables import table
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN
-from trainer.launch.journal import REQUEST
 from trainer.metrics.reader import read_steps
+from trainer.run.journal import REQUEST
 from trainer.storage import ObjectStore, open_store
 
 NOT_STARTED = "not started"

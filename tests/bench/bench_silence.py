@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.bench.harness import Row, interleaved, median, run_bench
 from tests.processes import alive, children_of, wait_until
-from tests.trainer.test_launch_node import free_port
-from tests.trainer.test_trainer_launch import descendants, end, endless
+from tests.trainer.test_node_launcher import free_port
+from tests.trainer.test_node_local import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
-from trainer.launch.heartbeat import SILENT_S
+from trainer.node.heartbeat import SILENT_S
 from trainer.storage import open_store
 
 TIMEOUT_S = 30
@@ -28,7 +28,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 def ours(node: int, port: int, words: list[str]) -> list[str]:
     flags = ["--nnodes", "2", "--node-rank", str(node), "--master", f"127.0.0.1:{port}", "--nproc", "1"]
-    return [sys.executable, "-m", "trainer.launch.node", *flags, "--", *words]
+    return [sys.executable, "-m", "trainer.node.launcher", *flags, "--", *words]
 
 
 def torchrun(node: int, port: int, words: list[str]) -> list[str]:

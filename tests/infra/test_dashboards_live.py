@@ -36,7 +36,7 @@ from rehearsal.lab.slurm import Slurm
 from tests.conftest import require
 from tests.infra.watched_metrics import GRAFANA, fill_variables, node_facts, variables
 from tests.lab.training import ROOT, config
-from tests.trainer.test_trainer_launch import descendants, end
+from tests.trainer.test_node_local import descendants, end
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from lustrain.cluster import Cluster
 from lustrain.problem import UNREACHABLE, Problem, UserError
 from tests.launch.test_request import cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.launch.journal import REQUEST
+from trainer.run.journal import REQUEST
 from trainer.storage import ObjectStore, open_store
 
 

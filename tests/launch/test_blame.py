@@ -6,8 +6,8 @@ import pytest
 
 from launch.supervisor.policy import Launch, RestartPolicy, Start, Stop, decide, final_decision
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch import journal
-from trainer.launch.exit_report import NodeExit, report_exit
+from trainer.node.exit_report import NodeExit, report_exit
+from trainer.run import journal
 from trainer.storage import open_store
 
 

@@ -14,8 +14,8 @@ from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
 from tests.checkpoint.written import write_steps
 from trainer.errors import LostRunError
-from trainer.launch import journal
 from trainer.metrics import RunLog
+from trainer.run import journal
 from trainer.storage import ObjectStore, open_store
 
 

@@ -19,7 +19,7 @@ from launch.supervisor.policy import RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.lab.training import config
 from tests.launch.test_launch_local import FAB, environment
-from trainer.launch.journal import REQUEST, STOP
+from trainer.run.journal import REQUEST, STOP
 from trainer.storage import open_store
 
 RUN = "/shared/first"

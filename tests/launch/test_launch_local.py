@@ -17,10 +17,10 @@ from tests.fork_server import PATIENT
 from tests.lab.servers import S3Place
 from tests.lab.training import ROOT, assert_equals_an_undisturbed_run, config
 from tests.processes import children_of, wait_until
-from tests.trainer.test_trainer_launch import descendants, end
+from tests.trainer.test_node_local import descendants, end
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_REQUEUE
-from trainer.launch import journal
+from trainer.run import journal
 from trainer.storage import open_store
 
 FAB = [f"{sys.prefix}/bin/fab", "-r", str(ROOT)]
@@ -170,7 +170,7 @@ def test_a_run_that_fails_at_once_is_tried_three_times(tmp_path: Path) -> None:
 def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(config("run"))
     shown = fab(tmp_path, "train", "config.toml", "--dry", "--nproc", "2")
-    assert shown["commands"][0][1:4] == ["-m", "trainer.launch.local", "--nproc"]
+    assert shown["commands"][0][1:4] == ["-m", "trainer.node.local", "--nproc"]
     assert list(shown["files"]) == [f"{tmp_path}/run/launch/config.toml"]
     slurm = fab(tmp_path, "train", "config.toml", "--dry", "--on", "slurm", "--nproc", "2")
     assert slurm["commands"] == [["sbatch", "--parsable", f"--chdir={tmp_path}"]]

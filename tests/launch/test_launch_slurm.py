@@ -20,8 +20,8 @@ from tests.launch import planted_engine
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_REQUEUE
-from trainer.launch import journal
 from trainer.metrics.reader import read_events
+from trainer.run import journal
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.launch import planted_engine
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch import journal
+from trainer.run import journal
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow

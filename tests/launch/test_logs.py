@@ -25,9 +25,9 @@ from launch.logs import Entry, entries
 from lustrain.problem import UserError
 from tests.launch.test_launch_command import fab, plant
 from tests.processes import wait_until
-from trainer.launch import journal
-from trainer.launch.journal import REQUEST
-from trainer.launch.output import TAIL, RankOutput, mark, parse, write_all
+from trainer.node.output import TAIL, RankOutput, mark, parse, write_all
+from trainer.run import journal
+from trainer.run.journal import REQUEST
 from trainer.storage import open_store
 
 PRINTED = [
@@ -82,7 +82,7 @@ def test_shown_line_steers_no_terminal() -> None:
 RANKS = """
 import os, sys
 from pathlib import Path
-from trainer.launch.output import RankOutput
+from trainer.node.output import RankOutput
 output = RankOutput(2, Path(sys.argv[1]) if sys.argv[1:] else None)
 pipes = [output.pipes(rank) for rank in (0, 1)]
 for (out, err), text in zip(pipes, ("one\\ntwo", "")):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.report import GONE_S, account, lost_launchers, make, share_of_useful_steps, with_ends
-from trainer.launch import journal
 from trainer.metrics.reader import read_generations
 from trainer.metrics.records import encode
+from trainer.run import journal
 from trainer.storage import ObjectStore, open_store
 
 

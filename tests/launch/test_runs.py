@@ -16,7 +16,7 @@ from launch.flags import TrainFlags
 from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
 from tests.launch.test_request import config, resolve
-from trainer.launch.journal import REQUEST
+from trainer.run.journal import REQUEST
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ from node_setup.fleet.hosts import THIS_MACHINE, Node, Route
 from tests.launch.test_logs import looks
 from tests.launch.test_request import EC2, cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch import journal
-from trainer.launch.ranks import FORWARDED
+from trainer.node.ranks import FORWARDED
+from trainer.run import journal
 from trainer.storage import ObjectStore, StorageError, open_store
 
 RUN = "s3://bucket/runs/first"
@@ -87,7 +87,7 @@ def test_variables_stand_on_no_command_line() -> None:
     assert shlex.split(lines[0]) == ['PATH=/a "b"\\c']
     assert lines[-1] == 'LUSTRAIN_ATTEMPT="3"'
     assert shlex.split(script.splitlines()[-2])[-20:-5] == [
-        *("python3", "-m", "trainer.launch.node", "--nnodes", "2", "--node-rank", "1"),
+        *("python3", "-m", "trainer.node.launcher", "--nnodes", "2", "--node-rank", "1"),
         *("--master", "10.0.0.1:20003", "--roster", "a,b", "--nproc", "8", "--output-limit", "209715200"),
     ]
     with pytest.raises(UserError):
@@ -137,7 +137,7 @@ def test_unit_of_a_container_is_roots_and_leaves_none() -> None:
     assert not [word for word in unit if word.startswith("--uid")]
     assert program[:3] == ["/usr/bin/docker", "run", "--rm"]
     assert {f"--name={UNIT}", "--user=1000:1000", "--env=AWS_REGION", "--env=LUSTRAIN_ATTEMPT"} <= set(program)
-    assert program[program.index("example.org/a/b@sha256:0") :][1:4] == ["python3", "-m", "trainer.launch.node"]
+    assert program[program.index("example.org/a/b@sha256:0") :][1:4] == ["python3", "-m", "trainer.node.launcher"]
     assert not [word for word in program if ssh_unit.FORBIDDEN_CHARACTER.search(word)]
     removal = f" lustrain /usr/bin/docker {UNIT[: -len('000003')]} true\n"
     assert removal in start_script(launcher, 0, runner).partition("systemd-run")[0]

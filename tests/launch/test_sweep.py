@@ -31,8 +31,8 @@ from tests.lab.training import config as settings
 from tests.launch.test_backends import PrinterBackend
 from tests.launch.test_request import cluster
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_REQUEUE
-from trainer.launch import journal
 from trainer.metrics.records import encode
+from trainer.run import journal
 from trainer.storage import ObjectStore, open_store
 
 RATES = ("optimizer.lr=0.01,0.02,0.03",)

@@ -30,8 +30,6 @@ from trainer import config as configuration
 from trainer.environment import ATTEMPT
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.generation import OwnedRun, sinks_of
-from trainer.launch import journal
-from trainer.launch.node import LINGER_S
 from trainer.loop import Progress
 from trainer.metrics import RunLog
 from trainer.metrics.goodput import seconds_of, useful_seconds
@@ -40,7 +38,9 @@ from trainer.metrics.reader import merge_steps
 from trainer.metrics.records import EVENTS, STEPS, PartName, encode
 from trainer.metrics.relay import Relay
 from trainer.metrics.scrapes import EXPECTED_WITHIN_S, LAST_SCRAPE_S, Scrapes
+from trainer.node.launcher import LINGER_S
 from trainer.parallel import World
+from trainer.run import journal
 from trainer.run.exporter import follow_generation, mfu_per_token, start_exporter
 from trainer.run.past import Past, past, read_past
 from trainer.run.start import RunLease

@@ -23,7 +23,7 @@ PURE: Mapping[str, tuple[str, ...]] = {
     "agent": ("node_setup/agent/**/*.py",),
     "checkpoint": ("trainer/checkpoint/**/*.py",),
     "images": ("images/plan/**/*.py", "images/check/**/*.py"),
-    "launch": ("launch/**/*.py", "trainer/launch/*.py"),
+    "launch": ("launch/**/*.py", "trainer/node/*.py"),
     "plan": ("infra/plan/**/*.py", "infra/config.py", "infra/groups.py"),
     "preflight": ("infra/preflight/**/*.py", "infra/policy/*.py"),
     "trainer": (
@@ -43,7 +43,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "images": ("tests/images", "tests/test_golden.py"),
     "launch": ("tests/launch",),
     "trainer/checkpoint": ("tests/checkpoint", "tests/trainer"),
-    "trainer/launch": ("tests/launch", "tests/trainer"),
+    "trainer/node": ("tests/launch", "tests/trainer"),
     "trainer": ("tests/trainer", "tests/data", "tests/interrupt", "tests/metrics", "tests/checkpoint"),
 }
 """Tests that are tried for a file, by the beginning of its path: of `make test`, those that are about it."""

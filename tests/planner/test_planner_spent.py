@@ -15,8 +15,8 @@ from planner.spent import spent
 from tests.planner.requests import CLUSTER, Files
 from trainer.checkpoint.stored_config import encode as encode_config
 from trainer.config import load
-from trainer.launch.journal import attempt_key
 from trainer.metrics.records import STEPS, PartName, encode
+from trainer.run.journal import attempt_key
 
 
 def record(step: int, generation: int) -> dict[str, Any]:

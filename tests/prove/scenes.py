@@ -133,7 +133,7 @@ SCENES = (
     Scene(
         "launch-local",
         "fab train on this machine: ranks, signals, kills",
-        ("tests/launch/test_launch_local.py", "tests/trainer/test_launch_node.py"),
+        ("tests/launch/test_launch_local.py", "tests/trainer/test_node_launcher.py"),
     ),
     Scene(
         "slurm",

@@ -23,7 +23,7 @@ from tests.torture.small_run import assert_same_training, attempts_stored, newes
 from trainer.checkpoint.lineage.lease import read_lease
 from trainer.errors import EXIT_PEERS
 from trainer.interrupt.signals import INSISTENT_S
-from trainer.launch.ranks import STACKS
+from trainer.node.ranks import STACKS
 from trainer.storage import ObjectStore, open_store
 
 pytestmark = pytest.mark.slow

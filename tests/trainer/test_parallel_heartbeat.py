@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from tests.fork_server import ForkServer
 from tests.processes import wait_until
-from tests.trainer.test_trainer_launch import endless
+from tests.trainer.test_node_local import endless
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
 from trainer.parallel.heartbeat import Heartbeat, Silence

@@ -18,7 +18,7 @@ from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.local import rank_environment
+from trainer.node.local import rank_environment
 
 CPU = ParallelConfig(device="cpu")
 TWO = rank_environment(0, 2, 29500, {})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.test_trainer_launch import endless
+from tests.trainer.test_node_local import endless
 from tests.trainer.tiny_task import Tiny
 from trainer.__main__ import main
 from trainer.config import PrecisionConfig

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 LAST_SCRAPE_S = 45.0
-"""How long a finished run serves its end. Launchers of other nodes wait longer: `trainer.launch.node.LINGER_S`."""
+"""How long a finished run serves its end. Launchers of other nodes wait longer: `trainer.node.launcher.LINGER_S`."""
 EXPECTED_WITHIN_S = 120.0
 """A scraper that came so lately is expected again: twice Prometheus's default interval
 (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#configuration-file)."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.launch import journal
 from trainer.metrics.goodput import KeptSeconds
 from trainer.metrics.reader import Attempt, iterate_generations, read_events
 from trainer.metrics.timeline import Cut, cuts
+from trainer.run import journal
 from trainer.storage import ObjectStore
 
 

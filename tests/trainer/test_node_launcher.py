@@ -19,13 +19,13 @@ import pytest
 from lustrain.problem import UserError
 from tests.fork_server import PATIENT
 from tests.processes import alive, children_of, state, wait_until
-from tests.trainer.test_trainer_launch import descendants, end, endless
+from tests.trainer.test_node_local import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
 from trainer.environment import max_silence_s
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
-from trainer.launch.node import devices, main
 from trainer.metrics.reader import read_events
+from trainer.node.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
+from trainer.node.launcher import devices, main
 from trainer.storage import open_store
 from trainer.storage.folder import Folder
 
@@ -265,7 +265,7 @@ class Nodes:
         self.environment = {**os.environ, **own}
         same = ["--nnodes", str(count), "--master", f"127.0.0.1:{self.port}", "--nproc", "1"]
         self.commands = [
-            [sys.executable, "-m", "trainer.launch.node", "--node-rank", str(node), *same, *train]
+            [sys.executable, "-m", "trainer.node.launcher", "--node-rank", str(node), *same, *train]
             for node in range(count)
         ]
         self.run = folder / "run"
@@ -338,9 +338,9 @@ def test_a_rank_that_is_killed_is_the_jobs_failure_on_every_node(tmp_path: Path)
 
 SLOW_TO_KILL = """
 import sys
-from trainer.launch import node, ranks
+from trainer.node import launcher, ranks
 ranks.STACKS_S = 15.0
-sys.exit(node.main())
+sys.exit(launcher.main())
 """
 """A launcher that gives ranks more time to print their stacks: a busy machine may not let them run for a while."""
 

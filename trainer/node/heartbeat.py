@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lustrain.background import BackgroundThread
-from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.launch.ranks import job_exit_code
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE, job_exit_code
 
 BEAT_S = 1.0
 SILENT_S = 5.0

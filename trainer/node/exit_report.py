@@ -29,7 +29,7 @@ def report_exit(uri: str, node: int, end: NodeExit) -> None:
     if not uri or attempt is None or end.code == EXIT_DONE:
         return
     # Loads the S3 client, which an attempt that ends well does not need.
-    from trainer.launch.journal import put_node_exit
+    from trainer.run.journal import put_node_exit
 
     try:
         put_node_exit(uri, attempt, node, end.code, end.local_code, end.lost_nodes, end.error)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lustrain.process import LAUNCHER
 from trainer.environment import ERROR_FILE
-from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.output import RankOutput
-from trainer.launch.watchdog import CLOCK, MIN_HUNG_S, overdue_s
+from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE, job_exit_code
+from trainer.node.output import RankOutput
+from trainer.node.watchdog import CLOCK, MIN_HUNG_S, overdue_s
 
 STACKS = signal.SIGUSR2
 """On which a rank prints the stacks of its threads (`trainer.train.run`)."""
@@ -23,24 +23,6 @@ STACKS_S = 1.0
 """What the ranks of a node need for that."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that a launcher passes on to its ranks."""
-
-
-def job_exit_code(codes: Sequence[int]) -> int:
-    """Return the job's exit code: what all ranks agree on, else the one that says most; death by a signal counts as 1.
-
-    A rank that ends with EXIT_PEERS names no cause, so any other failure goes before it.
-    """
-    if set(codes) <= {EXIT_DONE}:
-        return EXIT_DONE
-    if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
-        return EXIT_REQUEUE
-    for code in (EXIT_LOST_RUN, EXIT_CONFIG):
-        if code in codes:
-            return code
-    causes = [code for code in codes if code not in (EXIT_DONE, EXIT_REQUEUE, EXIT_PEERS)]
-    if not causes:
-        return EXIT_PEERS
-    return next((code for code in causes if code > 0), EXIT_FAILURE)
 
 
 class Ranks:

@@ -13,11 +13,10 @@ from tests.fork_server import PATIENT
 from tests.processes import alive, children_of, wait_until
 from tests.trainer.tiny_runs import write_config
 from trainer.checkpoint.lineage.lease import committed, read_lease
-from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch import local
-from trainer.launch.local import main, rank_environment
-from trainer.launch.ranks import job_exit_code
+from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, job_exit_code
 from trainer.metrics.reader import read_events
+from trainer.node import local
+from trainer.node.local import main, rank_environment
 from trainer.storage import open_store
 
 
@@ -180,7 +179,7 @@ def endless(folder: Path) -> Path:
 def launch(folder: Path, *sets: str) -> list[str]:
     """A command that trains two ranks until they are told to stop."""
     words = [word for one in sets for word in ("--set", one)]
-    return [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(endless(folder)), *words]
+    return [sys.executable, "-m", "trainer.node.local", "--nproc", "2", "--", "train", str(endless(folder)), *words]
 
 
 def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:

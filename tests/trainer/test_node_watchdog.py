@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.launch.watchdog import CLOCK, MIN_HUNG_S, MIN_MEASURED, TIMES_MEDIAN, StepWatchdog, overdue_s
+from trainer.node.watchdog import CLOCK, MIN_HUNG_S, MIN_MEASURED, TIMES_MEDIAN, StepWatchdog, overdue_s
 
 BEGAN = 1000.0
 

@@ -1,4 +1,4 @@
-"""Start N ranks on this machine: `python -m trainer.launch.local --nproc 2 -- train CONFIG.toml`.
+"""Start N ranks on this machine: `python -m trainer.node.local --nproc 2 -- train CONFIG.toml`.
 
 What it does that torchrun does not: it hands the trainer's own exit code on (torchrun answers 1 to everything, and a
 launcher could not tell 85, requeue, from a failure), and it passes signals on and then waits as long as the ranks need.
@@ -19,9 +19,9 @@ from types import FrameType
 
 from lustrain.problem import UserError, problem
 from trainer.environment import launch_attempt
-from trainer.launch.exit_report import NodeExit, report_exit
-from trainer.launch.output import RankOutput
-from trainer.launch.ranks import FORWARDED, Ranks
+from trainer.node.exit_report import NodeExit, report_exit
+from trainer.node.output import RankOutput
+from trainer.node.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -71,7 +71,7 @@ class LocalJob(Ranks):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.launch.local", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainer.node.local", description=__doc__)
     parser.add_argument("--nproc", type=int, required=True, help="ranks to start on this machine")
     parser.add_argument("--run", default="", metavar="URI", help="where to record why an attempt failed")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """The journal of a run's launches: their launcher, nodes and results; kept in the run itself, under `launch/`.
 
-`python -m trainer.launch.journal take|begin|finish URI` is for launchers that have no more than the standard library: JSON on
+`python -m trainer.run.journal take|begin|finish URI` is for launchers that have no more than the standard library: JSON on
 standard input and output.
 """
 
@@ -19,8 +19,7 @@ from typing import Any
 
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed
-from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, LostRunError
-from trainer.launch.ranks import job_exit_code
+from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, LostRunError, job_exit_code
 from trainer.metrics.reader import READ_THREADS, parts_of, read_part
 from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
@@ -236,7 +235,7 @@ def _encode(body: Mapping[str, Any]) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.launch.journal", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainer.run.journal", description=__doc__)
     parser.add_argument("do", choices=("take", "begin", "finish"))
     parser.add_argument("uri", metavar="URI", help="the run")
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""Start the ranks of one node of a job: `python -m trainer.launch.node --nnodes 2 --node-rank 0 --master HOST:PORT -- train …`.
+"""Start the ranks of one node of a job: `python -m trainer.node.launcher --nnodes 2 --node-rank 0 --master HOST:PORT -- …`.
 
 Every node runs one. They wait for each other before a rank starts, so that slow nodes cost no time-out of the ranks. While the
-ranks run, the launchers exchange heartbeats (`trainer.launch.heartbeat`): when a node is silent for five seconds (or
+ranks run, the launchers exchange heartbeats (`trainer.node.heartbeat`): when a node is silent for five seconds (or
 LUSTRAIN_SILENT_S), all others kill their ranks, which would wait for it until a collective's time-out, and end with 75. All
 nodes end with the job's exit code, not their own.
 """
@@ -22,11 +22,11 @@ from types import FrameType
 from lustrain.problem import UserError, problem
 from trainer.environment import NODE_LIST, launch_attempt, max_silence_s
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.exit_report import NodeExit, report_exit
-from trainer.launch.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer
-from trainer.launch.output import RankOutput
-from trainer.launch.ranks import FORWARDED, Ranks
-from trainer.launch.watchdog import MIN_HUNG_S
+from trainer.node.exit_report import NodeExit, report_exit
+from trainer.node.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer
+from trainer.node.output import RankOutput
+from trainer.node.ranks import FORWARDED, Ranks
+from trainer.node.watchdog import MIN_HUNG_S
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -94,7 +94,7 @@ def _scheduler_number(*names: str) -> int | None:
 
 
 def flags() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.launch.node", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainer.node.launcher", description=__doc__)
     nodes, rank = (
         _scheduler_number(*names)
         for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID", "JOB_COMPLETION_INDEX"))

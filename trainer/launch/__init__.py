@@ -1,1 +1,0 @@
-"""The operator's side: starting ranks. The trainer itself never imports it."""

@@ -1,0 +1,1 @@
+"""What one node of a job runs: the launcher, which starts its ranks and watches over them."""
