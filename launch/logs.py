@@ -62,7 +62,7 @@ def read(
     if backend is None:
         why = f"there is no backend {name} here" if request else "it was not started by fab train, which keeps the log"
         raise UserError(problem("RUN", store.uri, why, fix="look where its ranks print"))
-    job = (runs.read_record(store, runs.SUBMITTED) or {}).get(name)
+    job = runs.read_jobs(store).get(name)
     first = True
 
     def more() -> bool:

@@ -104,6 +104,17 @@ def save_job(store: ObjectStore, backend: str, job: Mapping[str, Any]) -> None:
     store.put(SUBMITTED, json.dumps(body, indent=1).encode() + b"\n")
 
 
+def read_jobs(store: ObjectStore) -> dict[str, Any]:
+    """Return the scheduler's job by the name of its backend, as `save_job` recorded it; empty without one.
+
+    The first versions had Slurm alone, whose job was the whole record.
+    """
+    record = read_record(store, SUBMITTED) or {}
+    if "job" not in record:
+        return record
+    return {"version": record["version"], "host": record["host"], "slurm": {"job": record["job"], "log": record["log"]}}
+
+
 def open_existing_run(uri: str) -> ObjectStore:
     """Open a run. UserError where there is none."""
     store = open_store(uri, create=False, name="RUN")

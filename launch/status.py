@@ -8,7 +8,7 @@ from typing import Any
 
 from launch import backends
 from launch.backends import HeldJob
-from launch.runs import SUBMITTED, read_record
+from launch.runs import read_jobs
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.metrics.reader import last_steps, parts_of, read_part
@@ -56,7 +56,7 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
         "last_step_age_s": age,
         "committed_step": newest and newest[0].step,
         "last_commit_age_s": newest and newest[1],
-        "submitted": read_record(store, SUBMITTED) or {},
+        "submitted": read_jobs(store),
         "held": None,
         "attempts": attempts,
     }

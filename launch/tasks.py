@@ -219,8 +219,7 @@ def stop(flags: StopFlags) -> TaskResult:
         if backend is None:
             lines.append(f"nothing is cancelled: there is no backend {name} here")
         else:
-            jobs = runs.read_record(store, runs.SUBMITTED) or {}
-            cancelled = backend.cancel(runs.registered_uri(request, store), jobs.get(name))
+            cancelled = backend.cancel(runs.registered_uri(request, store), runs.read_jobs(store).get(name))
             lines.append(f"cancelled: {', '.join(cancelled)}" if cancelled else "nothing is cancelled: it has no job")
     lines.append(f"next: fab status {store.uri}")
     return TaskResult(lines, {"run": store.uri, "now": flags.now, "cancelled": cancelled})

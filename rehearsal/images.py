@@ -145,7 +145,7 @@ def train(lab: ImageLab, run: Run) -> tuple[str, list[Promise]]:
     promise = "training in the container gives the losses it gives outside"
     if lab.image is None:
         return "there is no image", [Promise(promise, False, "there is no image")]
-    words = ["python3", "-m", "trainer.node.local", "--nproc", str(run.ranks), "--", "train", "/config.toml"]
+    words = ["python3", "-m", "trainer.node.launcher", "--nproc", str(run.ranks), "--", "train", "/config.toml"]
     words += [word for key, value in run.settings.items() for word in ("--set", f"{key}={value}")]
     ref = f"{lab.registry.host}/{REPOSITORY}@{lab.image.digest}"
     container = Container(

@@ -38,7 +38,7 @@ from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.environment import SILENT
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.metrics.reader import read_events, read_steps
-from trainer.node.local import LocalJob
+from trainer.node.launcher import LocalJob
 from trainer.storage import ObjectStore, open_store
 
 CONFIG = Path(__file__).with_name("config.toml")

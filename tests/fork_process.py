@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Ranks begin with these held and let them go once they listen, as under `trainer.node.local`."""
+"""Ranks begin with these held and let them go once they listen, as under `trainer.node.launcher`."""
 IMPORTED = (
     "trainer.train",
     "trainer.tasks.language_model",

@@ -1,6 +1,6 @@
 """Ranks without the seconds that importing torch takes: a process that has imported it forks one child for each.
 
-`ForkServer` is the client of `tests.fork_process`. A child behaves as a fresh `python -m MODULE` that `trainer.node.local`
+`ForkServer` is the client of `tests.fork_process`. A child behaves as a fresh `python -m MODULE` that `trainer.node.launcher`
 started, but for two things: modules that the server holds are imported already, and it ends by os._exit once threads and exit
 handlers are done, so destructors of libraries do not run.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.fork_process import ready
 from tests.processes import children_of, command_line, pending, wait_until
-from trainer.node.local import rank_environment
+from trainer.node.launcher import LOOPBACK, Placement
 
 PATIENT = {"LUSTRAIN_SILENT_S": "300"}
 """A rank that a busy machine does not let run for a while is not lost."""
@@ -148,11 +148,12 @@ class ForkServer:
         for log in logs:
             log.touch()
         base = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        environments = Placement(nproc, (LOOPBACK, port)).environments(base)
         request = {
             "module": module,
             "arguments": list(arguments),
             "folder": os.getcwd(),
-            "ranks": [[rank_environment(rank, nproc, port, base), str(log)] for rank, log in enumerate(logs)],
+            "ranks": [[environment, str(log)] for environment, log in zip(environments, logs, strict=True)],
         }
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         pids = self._answer("started")

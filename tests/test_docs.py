@@ -164,7 +164,7 @@ def test_every_command_of_the_trainer_is_understood() -> None:
     for _, words in everywhere():
         if words[:3] == ["python", "-m", "trainer.node.launcher"] and len(words) > 3:
             launcher.flags().parse_args(words[3:])
-        if words[1:3] in (["-m", "trainer.node.local"], ["-m", "trainer.node.launcher"]) and "--" in words:
+        if words[1:3] == ["-m", "trainer.node.launcher"] and "--" in words:
             words = ["python", "-m", "trainer", *words[words.index("--") + 1 :]]
         if words[:3] == ["python", "-m", "trainer"] and len(words) > 4:
             module, _ = trainer_main.COMMANDS[words[3]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import ENVIRONMENT, ForkServer
-from trainer.node.local import rank_environment
+from trainer.node.launcher import LOOPBACK, Placement
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_a_forked_rank_sees_and_ends_as_a_started_one(
     job = fork_server.start([code], 1, {"ONLY": "here"}, module="tests.fork_probe")
     forked = job.wait()
     log = tmp_path / "fresh"
-    environment = rank_environment(0, 1, 1, {**os.environ, "ONLY": "here", **ENVIRONMENT})
+    environment = Placement(1, (LOOPBACK, 1)).environments({**os.environ, "ONLY": "here", **ENVIRONMENT})[0]
     with log.open("wb") as out:
         started = subprocess.run(
             [sys.executable, "-m", "tests.fork_probe", code],

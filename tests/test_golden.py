@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from infra.plan.stack import Plan
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
 from infra.preflight.report import as_data, cost_lines
+from launch.backends import load_all
+from launch.flags import TrainFlags
+from launch.submit import dry_run
 from lustrain.problem import UserError
 from node_setup.agent.model import Request
 from node_setup.agent.run.plan import plan, rows
@@ -35,6 +39,7 @@ from tests.infra.mistakes import MISTAKES, NOW
 from tests.infra.registered import properties_of
 from tests.infra.test_preflight_planted import FORM
 from tests.infra.test_stack_zones import declared
+from tests.launch.test_request import EC2, EKS, FOLDER, IMAGE, cluster, config, resolve
 from tests.node_setup.machines import DOCUMENT, facts_of
 from tests.node_setup.slurm_machines import cpu_files, p5_files
 
@@ -43,6 +48,8 @@ COMMITS = (".git.dirty", ".image.revision", ".image.version")
 """Labels that follow the commit."""
 FOLDED = re.compile(r"[A-Za-z0-9+/=]{200,}")
 """Scripts that are handed over packed; they hold the bundle's name."""
+SOURCES = re.compile(r"(?<=\nSOURCES = {\n).*(?=\n}\nsupervise)", re.DOTALL)
+"""The supervisor in the batch script of Slurm."""
 
 
 class Golden(SingleFileSnapshotExtension):
@@ -118,6 +125,24 @@ def test_what_slurm_is_configured_with(
         text(line for name, content in files(tmp_path).items() for line in (f"==> {name}", *content.splitlines()))
         == golden
     )
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm", "kubernetes", "ssh"])
+def test_what_a_dry_run_of_fab_train_prints(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: SnapshotAssertion
+) -> None:
+    monkeypatch.setattr("sys.executable", "/venv/bin/python")
+    where, flags = {
+        "local": (None, TrainFlags("config.toml", nproc="2")),
+        "slurm": (cluster(), TrainFlags("config.toml", name="first", nodes="2-3", spare="1", time="1-12:00:00")),
+        "kubernetes": (cluster(**EKS), TrainFlags("config.toml", name="first", nodes="2", queue="train")),
+        "ssh": (cluster(**EC2), TrainFlags("config.toml", name="first", nodes="2")),
+    }[backend]
+    image = IMAGE if backend == "kubernetes" else ("", "")
+    request = resolve(flags, config(tmp_path, global_batch=64), where, image=image)
+    plan = load_all()[request.backend].plan(request, FOLDER, {"PATH": "/bin", "AWS_REGION": "us-east-1"})
+    lines, _ = dry_run(replace(request, config="<the settings>"), plan)
+    assert text(SOURCES.sub("<the modules>", "\n".join(lines)).splitlines()) == golden
 
 
 @pytest.mark.slow

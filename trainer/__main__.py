@@ -72,7 +72,7 @@ def hold_notices(words: Sequence[str]) -> None:
     a launcher would take that for a failure, and the ranks that were faster would wait for this one."""
     held = words[:1] == ["train"]
     signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, NOTICES)
-    # The parent of this process may have blocked it (`trainer.node.local`).
+    # The parent of this process may have blocked it (`trainer.node.launcher`).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     if held:
         # Training puts these back when it ends: a notice that comes then asks for what has just been done. Not SIG_IGN, which

@@ -98,7 +98,7 @@ def roll_back(training: Training, owned: OwnedRun) -> None:
 
 
 def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
-    """Load the newest whole checkpoint, if there is any, settle the lineage, and make what saves from then on."""
+    """Load the newest whole checkpoint, if there is any, record it as the parent, and make what saves from then on."""
     config, world, run_lease = training.config, training.world, owned.run_lease
     dims = training.strategy.dims
     shards = {name: local_shard(name, tensor, dims.axes) for name, tensor in training.tensors.items()}
@@ -111,14 +111,14 @@ def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
     parent = loaded.manifest.id if loaded else None
 
     @store_failures_exit_1()
-    def settle() -> Json:
+    def restore_and_check() -> Json:
         if loaded is not None:
             restore(training, {name: shard.tensor for name, shard in shards.items()}, loaded)
         if run_lease.lease is not None:
-            run_lease.lease.settle(parent)
+            run_lease.lease.record_parent(parent)
         return held_checksums(shards.values(), dims.axes)
 
-    weights = run_on_all_ranks(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
+    weights = run_on_all_ranks(votes, world.rank, "start/restore", restore_and_check, require_same_weights)["weights"]
     log_start(training, run_lease, loaded, weights)
 
     return make_saving(training, owned, votes, parent)

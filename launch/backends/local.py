@@ -53,9 +53,10 @@ class LocalBackend:
 
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         python = request.python or sys.executable
-        ranks = ["--nproc", str(request.policy.ranks_per_node), "--run", request.run]
+        # It may stand in an allocation of Slurm, whose nodes are not the run's.
+        ranks = ["--nproc", str(request.policy.ranks_per_node), "--nnodes", "1", "--run", request.run]
         ranks += ["--log", log_file(request, folder)]
-        return LaunchPlan((python, "-m", "trainer.node.local", *ranks, "--", "train", request.config_uri))
+        return LaunchPlan((python, "-m", "trainer.node.launcher", *ranks, "--", "train", request.config_uri))
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         """Nothing to check: the record of the run names the process that supervises it (`launch.runs`)."""

@@ -1,13 +1,12 @@
-"""Slurm as a backend: a run is one job, whose batch script is readable Python that needs only the standard library."""
+"""Slurm as a backend: a run is one job, whose batch script carries its supervisor and needs the standard library alone."""
 
 from __future__ import annotations
 
-import ast
 import pprint
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,8 +24,14 @@ from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, pro
 from trainer.storage import ObjectStore
 
 SCRIPT = "launch/batch.py"
-SOURCES = ("supervisor/policy", "supervisor/executor", "supervisor/loop", "container", "backends/slurm_executor")
-"""Files of launch/ that the batch script carries, in the order in which they need each other."""
+MODULES = (
+    "launch.supervisor.policy",
+    "launch.supervisor.executor",
+    "launch.supervisor.loop",
+    "launch.container",
+    "launch.backends.slurm_executor",
+)
+"""What the batch script carries, in the order in which they import each other."""
 FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'#%\\]")
 """In a word of sbatch's options: white space, quotes, and the patterns of file names."""
 PING = "scontrol ping; is slurmctld up?"
@@ -205,22 +210,38 @@ def script_plan(request: RunRequest, environment: dict[str, str]) -> dict[str, A
     }
 
 
+HEAD = """
+import sys
+from types import ModuleType
+
+if sys.version_info < (3, 9):
+    sys.exit("lustrain: Python of this host is %d.%d; allowed: 3.9 or newer" % sys.version_info[:2])
+
+
+def supervise(plan):
+    # Each under its own name: their imports of each other need no file then.
+    for name, text in SOURCES.items():
+        module = sys.modules[name] = ModuleType(name)
+        exec(compile(text, name.replace(".", "/") + ".py", "exec"), vars(module))
+    sys.exit(module.main(plan))
+
+"""
+
+
 def script(request: RunRequest, log: str, environment: dict[str, str]) -> str:
-    """Return the whole batch script. It is made of SOURCES, without their imports of each other."""
-    head = [
-        "#!/usr/bin/env python3",
-        *(f"#SBATCH {option}" for option in sbatch_options(request, log)),
-        f'"""Starts the run {request.name} on the nodes of this job. Made by `fab train`; see docs/launch.md."""',
-        "from __future__ import annotations",
-        "",
-        "import sys",
-        "",
-        "if sys.version_info < (3, 9):",
-        '    sys.exit("lustrain: Python of this host is %d.%d; allowed: 3.9 or newer" % sys.version_info[:2])',
-    ]
-    body = [_standalone(Path(__file__).parents[1] / f"{name}.py") for name in SOURCES]
-    values = pprint.pformat(script_plan(request, environment), width=100, sort_dicts=False)
-    return "\n".join([*head, "", f"PLAN = {values}", "", *body, "", "sys.exit(main(PLAN))", ""])
+    """Return the whole batch script of a run."""
+    title = f"Starts the run {request.name} on the nodes of this job. Made by `fab train`; see docs/launch.md."
+    return _whole(sbatch_options(request, log), title, script_plan(request, environment), "PLAN")
+
+
+def _whole(options: Sequence[str], title: str, values: Any, plan: str) -> str:
+    """Return a batch script: HEAD, `values` as PLAN, MODULES as they are. `plan` is the expression by PLAN of its plan."""
+    root = Path(__file__).parents[2]
+    files = {name: root.joinpath(*name.split(".")).with_suffix(".py") for name in MODULES}
+    sources = [f"    {name!r}: r'''{file.read_text(encoding='utf-8')}'''," for name, file in files.items()]
+    head = ["#!/usr/bin/env python3", *(f"#SBATCH {option}" for option in options), f'"""{title}"""', HEAD]
+    shown = pprint.pformat(values, width=100, sort_dicts=False)
+    return "\n".join([*head, f"PLAN = {shown}", "", "SOURCES = {", *sources, "}", f"supervise({plan})", ""])
 
 
 def submit(text: str, folder: Path, request: RunRequest) -> int:
@@ -303,18 +324,6 @@ def _fix(error: str) -> str:
         "node configuration": "ask for fewer nodes, or another partition",
     }
     return next((fix for word, fix in known.items() if word in error.lower()), "scontrol show partition")
-
-
-def _standalone(path: Path) -> str:
-    """Return a source without the imports that a single file must not have."""
-    text = path.read_text(encoding="utf-8")
-    dropped = {
-        line
-        for node in ast.parse(text).body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("__future__", "launch."))
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    return "\n".join(line for number, line in enumerate(text.splitlines(), 1) if number not in dropped) + "\n"
 
 
 BACKEND = SlurmBackend()

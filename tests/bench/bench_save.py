@@ -217,7 +217,7 @@ def _median(seen: list[Cost], what: str) -> float:
 def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Started]:
     store = LocalStore(str(folder / "ours"))
     lease = Lease.take(store, "bench")
-    lease.settle(None)
+    lease.record_parent(None)
     ended: dict[int, Future[float]] = defaultdict(Future)
 
     def on_event(kind: str, fields: dict[str, Any]) -> None:

@@ -97,10 +97,10 @@ def checkpointer(
     mesh: Sequence[Axis] | None = None,
     **options: Any,
 ) -> Iterator[Checkpointer]:
-    """One rank's Checkpointer, with a settled lease of its own on rank 0 unless one is given; closed afterwards."""
+    """One rank's Checkpointer, with a lease of its own on rank 0 unless one is given; closed afterwards."""
     if lease is None:
         lease = Lease.take(store, "this test")
-        lease.settle(parent)
+        lease.record_parent(parent)
     saver = Checkpointer(
         store,
         votes or StoreVotes(HashStore(), world_size),

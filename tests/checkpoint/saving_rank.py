@@ -34,7 +34,7 @@ def main() -> None:
     lease = None
     if rank == 0:
         lease = Lease.take(store, "rank 0 of this test")
-        lease.settle(None)
+        lease.record_parent(None)
         votes.post("generation", 0, {"generation": lease.generation})
     saver = Checkpointer(
         store,

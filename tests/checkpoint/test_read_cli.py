@@ -28,7 +28,7 @@ from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.audit import audit, lost_commits
 from trainer.checkpoint.lineage.history import History, read_history
-from trainer.checkpoint.lineage.lease import LeaseRecord, Settlement
+from trainer.checkpoint.lineage.lease import LeaseRecord, LineageEntry
 from trainer.checkpoint.load.parts import read_manifest
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, Config
@@ -196,7 +196,7 @@ def test_a_run_whose_every_manifest_was_deleted_is_not_taken_for_a_young_one(tol
 
 def test_a_checkpoint_that_a_job_began_from_is_missed_though_no_event_tells_of_it() -> None:
     began_from = ManifestId(1, 20)
-    lineage = (Settlement(1, None), Settlement(3, began_from))
+    lineage = (LineageEntry(1, None), LineageEntry(3, began_from))
     history = History(LeaseRecord(3, "job", "now", "nonce", lineage), [ManifestId(3, 25)], [])
     assert lost_commits(history, [], CheckpointConfig(keep_last=2)) == [began_from]
 

@@ -15,12 +15,12 @@ from lustrain.problem import UserError
 from tests.checkpoint.stores import FlippedOnce, Stuttering
 from trainer.checkpoint.format.layout import LEASE, ManifestId
 from trainer.checkpoint.format.records import DamagedRecordError, Manifest, NewerFormatError, encode, seal
-from trainer.checkpoint.lineage.lease import Lease, LeaseRecord, Settlement, live_manifests, read_lease
+from trainer.checkpoint.lineage.lease import Lease, LeaseRecord, LineageEntry, live_manifests, read_lease
 from trainer.errors import LostRunError
 from trainer.storage import ObjectStore
 
 
-def lineage_in(store: ObjectStore) -> tuple[Settlement, ...]:
+def lineage_in(store: ObjectStore) -> tuple[LineageEntry, ...]:
     lease = read_lease(store)
     assert lease is not None
     return lease.lineage
@@ -28,18 +28,18 @@ def lineage_in(store: ObjectStore) -> tuple[Settlement, ...]:
 
 def test_the_newer_job_wins_and_the_older_one_learns_from_whom(store: ObjectStore) -> None:
     older = Lease.take(store, "host-a, job 1")
-    older.settle(None)
+    older.record_parent(None)
     older.check()
     newer = Lease.take(store, "host-b, job 2")
-    for attempt in (older.check, lambda: older.settle(None)):
+    for attempt in (older.check, lambda: older.record_parent(None)):
         with pytest.raises(LostRunError, match="host-b, job 2") as lost:
             attempt()
         assert "generation 2" in str(lost.value)
         assert "generation 1" in str(lost.value)
         assert "fix:" in str(lost.value)
     newer.check()
-    newer.settle(ManifestId(1, 5))
-    assert lineage_in(store) == (Settlement(1, None), Settlement(2, ManifestId(1, 5)))
+    newer.record_parent(ManifestId(1, 5))
+    assert lineage_in(store) == (LineageEntry(1, None), LineageEntry(2, ManifestId(1, 5)))
 
 
 def test_jobs_that_take_a_run_at_the_same_moment_get_different_generations(store: ObjectStore) -> None:
@@ -54,13 +54,13 @@ def test_jobs_that_take_a_run_at_the_same_moment_get_different_generations(store
                 lease.check()
 
 
-def test_a_take_or_settle_whose_answer_got_lost_counts_once(tmp_path: Path) -> None:
+def test_a_take_or_record_whose_answer_got_lost_counts_once(tmp_path: Path) -> None:
     store = Stuttering(str(tmp_path / "run"))
     lease = Lease.take(store, "job")
-    lease.settle(None)
+    lease.record_parent(None)
     lease.check()
     assert lease.generation == 1
-    assert lineage_in(store) == (Settlement(1, None),)
+    assert lineage_in(store) == (LineageEntry(1, None),)
 
 
 def test_a_job_whose_lease_was_removed_stops(store: ObjectStore) -> None:
@@ -85,7 +85,7 @@ def test_a_damaged_lease_is_one_line_with_the_fix_and_of_a_newer_format_too(stor
 
 def test_a_lease_that_only_the_wire_damaged_is_read_again(store: ObjectStore) -> None:
     lease = Lease.take(store, "job")
-    lease.settle(None)
+    lease.record_parent(None)
     assert read_lease(FlippedOnce(store.uri)) == read_lease(store)
     assert Lease.take(FlippedOnce(store.uri), "next").generation == 2
 
@@ -103,7 +103,7 @@ def test_a_removed_lease_is_rebuilt_from_the_manifests(store: ObjectStore, caplo
     store.put("metrics/000006-00001.jsonl", b"")
     lease = Lease.take(store, "job")
     assert lease.generation == 7, "a generation that left anything behind is never used again"
-    assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 20)))
+    assert lease.lineage == (LineageEntry(1, None), LineageEntry(4, ManifestId(1, 20)))
     (warning,) = caplog.messages
     assert "manifests/000003-0000000022.json: passed over while lease.json is rebuilt: " in warning
 
@@ -111,16 +111,16 @@ def test_a_removed_lease_is_rebuilt_from_the_manifests(store: ObjectStore, caplo
 def test_manifests_that_only_the_wire_damaged_still_say_where_each_generation_began(store: ObjectStore) -> None:
     put_manifests(store, (1, 10, None), (4, 25, ManifestId(1, 10)))
     lease = Lease.take(FlippedOnce(store.uri), "job")
-    assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 10)))
+    assert lease.lineage == (LineageEntry(1, None), LineageEntry(4, ManifestId(1, 10)))
 
 
 commits = st.builds(ManifestId, st.integers(1, 10**7), st.integers(0, 10**11))
-settlements = st.builds(Settlement, st.integers(1, 10**7), st.none() | commits)
+entries = st.builds(LineageEntry, st.integers(1, 10**7), st.none() | commits)
 
 
-@given(st.integers(1, 10**7), st.text(), st.text(), st.text(), st.lists(settlements, max_size=5).map(tuple))
+@given(st.integers(1, 10**7), st.text(), st.text(), st.text(), st.lists(entries, max_size=5).map(tuple))
 def test_lease_records_round_trip_and_notice_every_changed_byte(
-    generation: int, owner: str, taken: str, nonce: str, lineage: tuple[Settlement, ...]
+    generation: int, owner: str, taken: str, nonce: str, lineage: tuple[LineageEntry, ...]
 ) -> None:
     record = LeaseRecord(generation, owner, taken, nonce, lineage)
     raw = record.encode()
@@ -130,9 +130,9 @@ def test_lease_records_round_trip_and_notice_every_changed_byte(
         LeaseRecord.decode(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
 
 
-@given(st.lists(commits), st.lists(settlements), st.integers(0, 10**7))
+@given(st.lists(commits), st.lists(entries), st.integers(0, 10**7))
 def test_whatever_a_lease_says_the_live_checkpoints_are_some_of_those_there_newest_first(
-    ids: list[ManifestId], lineage: list[Settlement], generation: int
+    ids: list[ManifestId], lineage: list[LineageEntry], generation: int
 ) -> None:
     live = live_manifests(ids, lineage, generation)
     assert set(live) <= set(ids)
@@ -145,25 +145,25 @@ class Job:
     """One generation as the history machine knows it: what it loaded, and what it may still commit."""
 
     generation: int
-    settled: bool = False
+    started: bool = False
     step: int = 0
     history: list[ManifestId] = field(default_factory=list)
     """What a resume from this job's work may load, newest first."""
 
 
 class Histories(RuleBasedStateMachine):
-    """Jobs take the run, settle, train and commit in any order; the older ones do not know yet that they lost it."""
+    """Jobs take the run, start, train and commit in any order; the older ones do not know yet that they lost it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.jobs: list[Job] = []
         self.ids: list[ManifestId] = []
-        self.lineage: list[Settlement] = []
+        self.lineage: list[LineageEntry] = []
 
     @property
     def truth(self) -> list[ManifestId]:
-        settled = [job for job in self.jobs if job.settled]
-        return settled[-1].history if settled else []
+        started = [job for job in self.jobs if job.started]
+        return started[-1].history if started else []
 
     def live(self) -> list[ManifestId]:
         return live_manifests(self.ids, self.lineage, len(self.jobs))
@@ -172,23 +172,23 @@ class Histories(RuleBasedStateMachine):
     def take(self) -> None:
         self.jobs.append(Job(len(self.jobs) + 1))
 
-    @precondition(lambda self: self.jobs and not self.jobs[-1].settled)
+    @precondition(lambda self: self.jobs and not self.jobs[-1].started)
     @rule(damaged=st.integers(0, 2))
-    def settle(self, damaged: int) -> None:
+    def start(self, damaged: int) -> None:
         """The newest job loads the newest live checkpoint that verifies; `damaged` ones are passed over."""
         job, live = self.jobs[-1], self.live()
         if live and damaged >= len(live):
             return
         job.history = live[damaged:]
         parent = job.history[0] if job.history else None
-        job.settled, job.step = True, parent.step if parent else 0
-        self.lineage.append(Settlement(job.generation, parent))
+        job.started, job.step = True, parent.step if parent else 0
+        self.lineage.append(LineageEntry(job.generation, parent))
 
-    @precondition(lambda self: any(job.settled for job in self.jobs))
+    @precondition(lambda self: any(job.started for job in self.jobs))
     @rule(data=st.data(), steps=st.integers(1, 3))
     def commit(self, data: st.DataObject, steps: int) -> None:
         """Any job that ever trained commits, a zombie among them: its check of the lease came before the newer job."""
-        job = data.draw(st.sampled_from([job for job in self.jobs if job.settled]))
+        job = data.draw(st.sampled_from([job for job in self.jobs if job.started]))
         job.step += steps
         self.ids.append(ManifestId(job.generation, job.step))
         job.history = [self.ids[-1], *job.history]

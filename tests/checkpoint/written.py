@@ -11,7 +11,7 @@ from awscrt.checksums import crc64nvme
 
 from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId, attempt_name, data_key, index_key
 from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
-from trainer.checkpoint.lineage.lease import LeaseRecord, Settlement
+from trainer.checkpoint.lineage.lease import LeaseRecord, LineageEntry
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places, ignore_event, read_manifest
 from trainer.storage import ObjectStore
@@ -112,8 +112,8 @@ def write_steps(store: ObjectStore, steps: Iterable[int], generation: int = 1, m
 
 
 def put_lease(store: ObjectStore, generation: int, *lineage: tuple[int, ManifestId | None]) -> None:
-    settled = tuple(Settlement(g, parent) for g, parent in lineage)
-    store.put(LEASE, LeaseRecord(generation, "host", "2026-01-02T03:04:05Z", "00" * 8, settled).encode())
+    entries = tuple(LineageEntry(g, parent) for g, parent in lineage)
+    store.put(LEASE, LeaseRecord(generation, "host", "2026-01-02T03:04:05Z", "00" * 8, entries).encode())
 
 
 def manifests_of(store: ObjectStore) -> list[ManifestId]:

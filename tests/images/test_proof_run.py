@@ -20,7 +20,7 @@ from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.metrics.reader import read_steps
-from trainer.node.local import LocalJob
+from trainer.node.launcher import LocalJob
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def start(delivered: tuple[Engine, str], s3: dict[str, str]) -> Iterator[Start]:
 
         def begin(run: str, steps: int) -> Container:
             sets = {"run.uri": f"s3://proof/{run}", "task.data": "s3://proof/data", "train.steps": str(steps)}
-            words = ["python3", "-m", "trainer.node.local", "--nproc", "2", "--", "train", "/config.toml"]
+            words = ["python3", "-m", "trainer.node.launcher", "--nproc", "2", "--", "train", "/config.toml"]
             words += [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
             words += ["--set", "interrupt.metadata=false", "--set", "eval.every=0"]
             inside = {**s3, "OMP_NUM_THREADS": "1"}

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from trainer.metrics.reader import read_events, read_steps
-from trainer.node.local import LocalJob
+from trainer.node.launcher import LocalJob
 from trainer.storage import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from invoke import Context
 
-from launch import backends, logs, runs, status
+from launch import backends, logs, runs, status, tasks
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
@@ -108,6 +109,12 @@ def test_submission_is_recorded_and_shown(request_to_print: RunRequest, tmp_path
         "page 7: printed"
     ]
     assert {"page 7", "job 7 is held (paper jam); fix: pull"} <= set(status.lines(state))
+
+
+def test_stop_cancels_its_job(request_to_print: RunRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    tasks.stop(Context(), run=request_to_print.run, now=True, json=True)
+    assert json.loads(capsys.readouterr().out)["cancelled"] == ["page 7"]
 
 
 @pytest.mark.parametrize(("code", "lines"), [(EXIT_REQUEUE, 2), (EXIT_DONE, 1)])

@@ -170,7 +170,7 @@ def test_a_run_that_fails_at_once_is_tried_three_times(tmp_path: Path) -> None:
 def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(config("run"))
     shown = fab(tmp_path, "train", "config.toml", "--dry", "--nproc", "2")
-    assert shown["commands"][0][1:4] == ["-m", "trainer.node.local", "--nproc"]
+    assert shown["commands"][0][1:4] == ["-m", "trainer.node.launcher", "--nproc"]
     assert list(shown["files"]) == [f"{tmp_path}/run/launch/config.toml"]
     slurm = fab(tmp_path, "train", "config.toml", "--dry", "--on", "slurm", "--nproc", "2")
     assert slurm["commands"] == [["sbatch", "--parsable", f"--chdir={tmp_path}"]]

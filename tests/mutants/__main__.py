@@ -23,7 +23,7 @@ PURE: Mapping[str, tuple[str, ...]] = {
     "agent": ("node_setup/agent/**/*.py",),
     "checkpoint": ("trainer/checkpoint/**/*.py",),
     "images": ("images/plan/**/*.py", "images/check/**/*.py"),
-    "launch": ("launch/**/*.py", "trainer/node/*.py"),
+    "launch": ("launch/**/*.py", "trainer/node/*.py", "trainer/run/journal.py"),
     "plan": ("infra/plan/**/*.py", "infra/config.py", "infra/groups.py"),
     "preflight": ("infra/preflight/**/*.py", "infra/policy/*.py"),
     "trainer": (
@@ -44,6 +44,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "launch": ("tests/launch",),
     "trainer/checkpoint": ("tests/checkpoint", "tests/trainer"),
     "trainer/node": ("tests/launch", "tests/trainer"),
+    "trainer/run": ("tests/launch", "tests/trainer"),
     "trainer": ("tests/trainer", "tests/data", "tests/interrupt", "tests/metrics", "tests/checkpoint"),
 }
 """Tests that are tried for a file, by the beginning of its path: of `make test`, those that are about it."""

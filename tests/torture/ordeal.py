@@ -28,7 +28,7 @@ SAY_EVERY_S = 10.0
 IN_LOOP_GRACE_S = PATIENCE_S
 """A rank that trains notices a dead peer in its next exchange, that is within a step."""
 OUTSIDE_GRACE_S = 0.3
-"""Before and after the loop it may wait for the peer for long, and a launcher ends it (trainer.node.local.GRACE_S)."""
+"""Before and after the loop it may wait for the peer for long, and a launcher ends it (trainer.node.launcher.GRACE_S)."""
 SAVE_SPAN_S = 0.08
 """About as long as a save takes from its first object to its commit and pruning."""
 GROW, SHRINK = 1.05, 0.8

@@ -89,7 +89,7 @@ def test_a_notice_during_a_save_lets_it_commit_and_saves_the_newest_state_if_the
     proxy.inject(Hold(decided := threading.Event()), method="PUT", key="attempts/")
     in_flight = save_begun(proxy, after=newest_step(open_store(weed_s3.uri())))
     job.send(signal.SIGTERM)
-    wait_until(lambda: settles(job))
+    wait_until(lambda: finishes_save(job))
     decided.set()
     assert job.wait() == [85], job.said()
     store = open_store(weed_s3.uri())
@@ -158,10 +158,10 @@ def sockets(pid: int) -> int:
     return found
 
 
-def settles(job: Job) -> bool:
+def finishes_save(job: Job) -> bool:
     """Whether rank 0 has decided what to do about a notice, and waits for saves; it shows its stack."""
     job.send(STACKS, [0])
-    return bool(re.search(r"in _settle\n.* in save_on_notice", job.ranks[0].said()))
+    return bool(re.search(r"in _finish_save\n.* in save_on_notice", job.ranks[0].said()))
 
 
 def save_begun(proxy: FaultyProxy, after: int) -> int:

@@ -238,6 +238,13 @@ def test_a_wrong_flag_is_one_line(flags: list[str], line: str) -> None:
     assert caught.value.problems[0].startswith(line)
 
 
+def test_nodes_without_a_place_to_meet_start_no_job_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    with pytest.raises(UserError) as caught:
+        main(["--nproc", "1", "--", "train", "x.toml"])
+    assert (caught.value.exit_code, caught.value.problems[0].path) == (2, "--master")
+
+
 def test_a_port_that_is_taken_is_one_line_and_a_failure() -> None:
     with socket.create_server(("", 0)) as taken:
         master = f"localhost:{taken.getsockname()[1] - 1}"

@@ -15,8 +15,8 @@ from tests.trainer.tiny_runs import write_config
 from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, job_exit_code
 from trainer.metrics.reader import read_events
-from trainer.node import local
-from trainer.node.local import main, rank_environment
+from trainer.node import launcher
+from trainer.node.launcher import LOOPBACK, Placement, main
 from trainer.storage import open_store
 
 
@@ -46,7 +46,7 @@ def test_the_job_ends_with_the_most_telling_code(codes: list[int], job: int) -> 
 
 
 def test_ranks_meet_on_loopback_and_the_users_thread_count_wins() -> None:
-    environment = rank_environment(1, 2, 1234, {"OMP_NUM_THREADS": "7"})
+    environment = Placement(2, (LOOPBACK, 1234)).environments({"OMP_NUM_THREADS": "7"})[1]
     assert environment["MASTER_ADDR"] == "127.0.0.1"
     assert (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2")
     assert environment["OMP_NUM_THREADS"] == "7"
@@ -54,9 +54,9 @@ def test_ranks_meet_on_loopback_and_the_users_thread_count_wins() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_the_launcher_kills_is_not_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "GRACE_S", 0.1)
-    job = local.LocalJob(["--version"], 1)
-    job.ranks[0].wait()
+    monkeypatch.setattr(launcher, "GRACE_S", 0.1)
+    job = launcher.LocalJob(["--version"], 2)
+    assert [rank.wait() for rank in job.ranks] == [0, 0]
     job.ranks = [subprocess.Popen(["sh", "-c", line]) for line in ("exit 75", "sleep 600")]
     assert job.wait() == EXIT_PEERS
 
@@ -179,7 +179,7 @@ def endless(folder: Path) -> Path:
 def launch(folder: Path, *sets: str) -> list[str]:
     """A command that trains two ranks until they are told to stop."""
     words = [word for one in sets for word in ("--set", one)]
-    return [sys.executable, "-m", "trainer.node.local", "--nproc", "2", "--", "train", str(endless(folder)), *words]
+    return [sys.executable, "-m", "trainer.node.launcher", "--nproc", "2", "--", "train", str(endless(folder)), *words]
 
 
 def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:

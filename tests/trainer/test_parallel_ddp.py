@@ -54,7 +54,7 @@ def warm_up(wrapped: nn.Module) -> None:
         tokens = micro_batch(0, 0)
         wrapped(tokens[:, :-1], tokens[:, 1:]).backward()
 
-    ddp.settle_buckets(wrapped, throw_away)
+    ddp.warm_up_buckets(wrapped, throw_away)
 
 
 def gradients(world: parallel.World, options: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
@@ -166,7 +166,7 @@ def interrupted(world: parallel.World) -> tuple[list[float], list[float], bool]:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits_as_buckets_are_settled(fork_server: ForkServer) -> None:
+def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits(fork_server: ForkServer) -> None:
     for whole, resumed, same in run_ranks(fork_server, 3, interrupted):
         assert resumed == whole[3:]
         assert same
@@ -186,11 +186,11 @@ def test_models_whose_buffers_learn_from_the_batch_are_refused_on_several_ranks(
         assert "batch normalisation" in message
 
 
-def test_one_rank_needs_no_wrapper_and_nothing_to_settle() -> None:
+def test_one_rank_needs_no_wrapper_and_nothing_to_warm_up() -> None:
     world = parallel.join(ParallelConfig(device="cpu"), {})
     model = nn.Linear(2, 2)
     assert ddp.wrap_ddp(model, ParallelConfig(), world) is model
-    ddp.settle_buckets(model, lambda: pytest.fail("nothing to settle"))
+    ddp.warm_up_buckets(model, lambda: pytest.fail("nothing to warm up"))
 
 
 def test_a_hook_is_refused_where_torch_cannot_run_it() -> None:

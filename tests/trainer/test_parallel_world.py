@@ -18,10 +18,10 @@ from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.node.local import rank_environment
+from trainer.node.launcher import LOOPBACK, Placement
 
 CPU = ParallelConfig(device="cpu")
-TWO = rank_environment(0, 2, 29500, {})
+TWO = Placement(2, (LOOPBACK, 29500)).environments({})[0]
 
 
 def test_without_torchrun_one_is_alone_and_needs_no_process_group() -> None:
@@ -57,7 +57,7 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        environment = rank_environment(1, 2, probe.getsockname()[1], {})
+        environment = Placement(2, (LOOPBACK, probe.getsockname()[1])).environments({})[1]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -77,7 +77,7 @@ def meet(rank: int, port: int, attempt: str, timeout_s: int) -> subprocess.Popen
         "except Exception as error:\n"
         "    raise SystemExit(error.exit_code)\n"
     )
-    environment = rank_environment(rank, 2, port, {**os.environ, "LUSTRAIN_ATTEMPT": attempt})
+    environment = Placement(2, (LOOPBACK, port)).environments({**os.environ, "LUSTRAIN_ATTEMPT": attempt})[rank]
     return subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_is_this_ranks_failure_and_not_a_peers(monkeypatch:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        environment = rank_environment(0, 2, taken.getsockname()[1], {})
+        environment = Placement(2, (LOOPBACK, taken.getsockname()[1])).environments({})[0]
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UserError) as caught:

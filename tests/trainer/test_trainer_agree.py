@@ -314,7 +314,7 @@ def test_what_the_job_before_commits_until_the_run_is_taken_is_not_lost(tmp_path
     config = tiny_config(tmp_path / "run")
     store: ObjectStore = open_store(config.run.uri)
     before = Lease.take(store, "the job before")
-    before.settle(None)
+    before.record_parent(None)
     early, late = ManifestId(1, 10), ManifestId(1, 20)
     store.put(early.key, b"a manifest")
 
@@ -326,7 +326,7 @@ def test_what_the_job_before_commits_until_the_run_is_taken_is_not_lost(tmp_path
     claims = claim(config, Asking(config.run.uri, commit_late), world_size)
     assert [claim.candidates for claim in claims] == [[late, early]] * world_size
     assert [claim.generation for claim in claims] == [2] * world_size
-    claims[0].lease.settle(claims[0].candidates[0])
+    claims[0].lease.record_parent(claims[0].candidates[0])
     history = read_history(store)
     assert (history.live, history.dead) == ([late, early], [])
 
@@ -361,7 +361,7 @@ def test_start_and_load_take_a_few_round_trips_per_rank(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "run")
     store = open_store(config.run.uri)
     before = Lease.take(store, "the job before")
-    before.settle(None)
+    before.record_parent(None)
     damaged, whole = ManifestId(1, 20), write_checkpoint(store, 10, split_state(sample_state(1), 1)).id
     store.put(damaged.key, b"not a manifest")
 

@@ -14,7 +14,7 @@ from tests.trainer.tiny_task import Tiny
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease, read_lease
 from trainer.data import order
-from trainer.node.local import main as launch
+from trainer.node.launcher import main as launch
 from trainer.storage import open_store
 
 BATCH, SAMPLES, SEED = 4, 64, 1

@@ -1,9 +1,13 @@
-"""Start the ranks of one node of a job: `python -m trainer.node.launcher --nnodes 2 --node-rank 0 --master HOST:PORT -- …`.
+"""Start the ranks of one node: `python -m trainer.node.launcher --nproc 2 -- train CONFIG.toml`.
 
-Every node runs one. They wait for each other before a rank starts, so that slow nodes cost no time-out of the ranks. While the
-ranks run, the launchers exchange heartbeats (`trainer.node.heartbeat`): when a node is silent for five seconds (or
-LUSTRAIN_SILENT_S), all others kill their ranks, which would wait for it until a collective's time-out, and end with 75. All
-nodes end with the job's exit code, not their own.
+What it does that torchrun does not: it hands the trainer's own exit code on (torchrun answers 1 to everything, and a scheduler
+could not tell 85, requeue, from a failure), and it passes signals on and then waits as long as the ranks need. If it is killed,
+no rank stays behind beside the next job: those that train save and stop, those still starting end at once.
+
+Without `--master` this machine is the whole job. With it every node runs a launcher. They wait for each other before a rank
+starts, so that slow nodes cost no time-out of the ranks. While the ranks run, the launchers exchange heartbeats
+(`trainer.node.heartbeat`): when a node is silent for five seconds (or LUSTRAIN_SILENT_S), all others kill their ranks, which
+would wait for it until a collective's time-out, and end with 75. All nodes end with the job's exit code, not their own.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +28,7 @@ from lustrain.problem import UserError, problem
 from trainer.environment import NODE_LIST, launch_attempt, max_silence_s
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 from trainer.node.exit_report import NodeExit, report_exit
-from trainer.node.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer
+from trainer.node.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer, NoPeers
 from trainer.node.output import RankOutput
 from trainer.node.ranks import FORWARDED, Ranks
 from trainer.node.watchdog import MIN_HUNG_S
@@ -33,22 +38,47 @@ GRACE_S = 20.0
 LINGER_S = 60.0
 """How long a launcher whose ranks have ended waits for those of other nodes, which may still write their parts."""
 POLL_S = 0.05
+LOOPBACK = "127.0.0.1"
+"""Ranks that meet there are all on this machine."""
 
 
-def rank_environments(
-    args: argparse.Namespace, master: tuple[str, int], base: Mapping[str, str]
-) -> list[dict[str, str]]:
-    """Return what `torch.distributed` reads, for each of this node's ranks."""
-    nproc = args.nproc
-    numbers = {
-        "WORLD_SIZE": args.nnodes * nproc,
-        "LOCAL_WORLD_SIZE": nproc,
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": master[1],
-    }
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc))}
-    common = {**threads, **base, **{name: str(value) for name, value in numbers.items()}, NODE_LIST: args.roster}
-    return [{**common, "RANK": str(args.node_rank * nproc + local), "LOCAL_RANK": str(local)} for local in range(nproc)]
+@dataclass(frozen=True)
+class Placement:
+    """Which ranks of a job this node starts."""
+
+    nproc: int
+    """Ranks of each node."""
+    master: tuple[str, int]
+    """Host and port where ranks meet."""
+    nodes: int = 1
+    node: int = 0
+    node_list: str = ""
+
+    def environments(self, base: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return what `torch.distributed` reads, for each of this node's ranks."""
+        numbers = {
+            "WORLD_SIZE": self.nodes * self.nproc,
+            "LOCAL_WORLD_SIZE": self.nproc,
+            "MASTER_ADDR": self.master[0],
+            "MASTER_PORT": self.master[1],
+        }
+        usual = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.nproc))}
+        usual |= {"GLOO_SOCKET_IFNAME": "lo"} if self.master[0] == LOOPBACK else {}
+        common = {**usual, **base, **{name: str(value) for name, value in numbers.items()}, NODE_LIST: self.node_list}
+        first = self.node * self.nproc
+        return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(self.nproc)]
+
+
+class LocalJob(Ranks):
+    """All ranks of a job, on this machine."""
+
+    def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
+        base = os.environ if environment is None else environment
+        super().__init__(arguments, Placement(nproc, (LOOPBACK, _free_port())).environments(base))
+
+    def wait(self) -> int:
+        """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
+        return supervise(self, NoPeers(), "").code
 
 
 def devices(environ: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> int:
@@ -95,32 +125,27 @@ def _scheduler_number(*names: str) -> int | None:
 
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.node.launcher", description=__doc__)
-    nodes, rank = (
-        _scheduler_number(*names)
-        for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID", "JOB_COMPLETION_INDEX"))
-    )
-    parser.add_argument(
-        "--nnodes", type=int, default=nodes, required=nodes is None, help="nodes of the job; default: Slurm's"
-    )
-    parser.add_argument(
-        "--node-rank",
-        type=int,
-        default=rank,
-        required=rank is None,
-        help="which it is, from 0; default: Slurm's, Kubernetes'",
-    )
-    parser.add_argument(
-        "--master", required=True, metavar="HOST:PORT", help="where node 0 listens; PORT + 1 is used too"
-    )
     parser.add_argument(
         "--nproc", type=int, default=devices(), help="ranks of a node; default: one for each GPU, else 1"
     )
-    parser.add_argument("--run", default="", metavar="URI", help="where to record why an attempt failed")
-    parser.add_argument("--roster", default="", help="names the nodes of this attempt; the same text on all of them")
+    parser.add_argument(
+        "--master", metavar="HOST:PORT", help="where node 0 listens; PORT + 1 is used too; default: this node is alone"
+    )
+    nodes = _scheduler_number("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    parser.add_argument("--nnodes", type=int, default=nodes, help="nodes of the job; default: Slurm's")
+    rank = _scheduler_number("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+    parser.add_argument(
+        "--node-rank", type=int, default=rank, help="which it is, from 0; default: Slurm's, Kubernetes'"
+    )
+    parser.add_argument("--run", default="", metavar="URI", help="where to record why a launch failed")
+    parser.add_argument("--roster", default="", help="names the nodes of this launch; the same text on all of them")
     parser.add_argument(
         "--hung-s", type=float, default=MIN_HUNG_S, help="a step of more seconds, and ten times the usual, hangs"
     )
     parser.add_argument("--wait-s", type=float, default=600.0, help="how long to wait for the other nodes")
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="keep what ranks print in FILE too, unless they print to a terminal"
+    )
     parser.add_argument(
         "--output-limit", type=int, metavar="BYTES", help="of what its ranks print; of more, only the end is passed on"
     )
@@ -134,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [word for word in args.arguments if word != "--"]
     if not arguments:
         parser.error("the arguments of `python -m trainer` are missing after --, e.g. -- train CONFIG.toml")
-    master = _checked(args)
+    placement = _placement(args)
     stopping: list[int] = []
     started: list[Ranks] = []
 
@@ -143,40 +168,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         for ranks in started:
             ranks.send(number)
 
-    heartbeat = _heartbeat(args, master)
+    peers = _heartbeat(args, placement)
     for number in FORWARDED:
         signal.signal(number, forward)
-    heartbeat.start()
-    name = f"node {args.node_rank} of {args.nnodes}"
+    peers.start()
+    name = f"node {peers.node} of {peers.nodes}"
     try:
-        if problem_text := _wait_for_all(heartbeat, args.wait_s, stopping):
-            missing = "" if stopping else heartbeat.missing_nodes()
+        if problem_text := _wait_for_all(peers, args.wait_s, stopping):
+            missing = "" if stopping else peers.missing_nodes()
             print(f"{name}: {problem_text}{f'; missing: {missing}' if missing else ''}", file=sys.stderr)
-            report_exit(args.run, args.node_rank, NodeExit(EXIT_PEERS, EXIT_PEERS, missing))
+            report_exit(args.run, peers.node, NodeExit(EXIT_PEERS, EXIT_PEERS, missing))
             return EXIT_PEERS
         # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            environments = rank_environments(args, master, os.environ)
-            output = RankOutput(launch_attempt(), limit=args.output_limit)
-            started.append(Ranks(arguments, environments, hung_s=args.hung_s, output=output))
+            ranks = Ranks(arguments, placement.environments(os.environ), hung_s=args.hung_s, output=_output(args))
+            started.append(ranks)
+            # One that came before the ranks were there.
+            for early in stopping:
+                ranks.send(early)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        end = supervise(started[0], heartbeat, name)
-        report_exit(args.run, args.node_rank, end)
+        end = supervise(ranks, peers, name)
+        report_exit(args.run, peers.node, end)
         return end.code
     finally:
-        heartbeat.close()
+        peers.close()
 
 
-def _checked(args: argparse.Namespace) -> tuple[str, int]:
-    """Return where node 0 listens; UserError with everything that is wrong with the flags."""
+def _placement(args: argparse.Namespace) -> Placement:
+    """Return the job that the flags describe; UserError with everything that is wrong with them."""
     lines = []
-    if args.nnodes < 1:
-        lines.append(problem("--nnodes", args.nnodes, "a job needs at least one node", allowed=">= 1"))
-    elif not 0 <= args.node_rank < args.nnodes:
-        allowed = f"0 .. {args.nnodes - 1}"
-        lines.append(problem("--node-rank", args.node_rank, f"is not below --nnodes {args.nnodes}", allowed=allowed))
     if args.nproc < 1:
         lines.append(problem("--nproc", args.nproc, "a node needs at least one rank", allowed=">= 1"))
     if args.output_limit is not None and args.output_limit < 1:
@@ -184,29 +206,52 @@ def _checked(args: argparse.Namespace) -> tuple[str, int]:
     for flag, seconds in (("--wait-s", args.wait_s), ("--hung-s", args.hung_s)):
         if not 0 < seconds < float("inf"):
             lines.append(problem(flag, seconds, "is not a time to wait", allowed="seconds above 0"))
-    host, _, port = args.master.rpartition(":")
+    if args.nnodes is not None and args.nnodes < 1:
+        lines.append(problem("--nnodes", args.nnodes, "a job needs at least one node", allowed=">= 1"))
+    elif args.master is None:
+        if args.nnodes is not None and args.nnodes > 1:
+            fix = "give --master HOST:PORT, or --nnodes 1 for ranks on this machine alone"
+            lines.append(problem("--master", None, f"the job's {args.nnodes} nodes have to meet", fix=fix))
+    elif args.nnodes is None or args.node_rank is None:
+        missing = "--nnodes" if args.nnodes is None else "--node-rank"
+        lines.append(problem(missing, None, "is needed with --master", fix="give it, or start it as a step of Slurm"))
+    elif not 0 <= args.node_rank < args.nnodes:
+        allowed = f"0 .. {args.nnodes - 1}"
+        lines.append(problem("--node-rank", args.node_rank, f"is not below --nnodes {args.nnodes}", allowed=allowed))
+    host, _, port = (args.master or "localhost:1").rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_535:
         allowed = "HOST:PORT with a port in 1 .. 65534"
         lines.append(problem("--master", args.master, "is not an address with a port", allowed=allowed))
     if lines:
         raise UserError(lines)
-    return host.strip("[]"), int(port)
+    if args.master is None:
+        return Placement(args.nproc, (LOOPBACK, _free_port()))
+    return Placement(args.nproc, (host.strip("[]"), int(port)), args.nnodes, args.node_rank, args.roster)
 
 
-def _heartbeat(args: argparse.Namespace, master: tuple[str, int]) -> Heartbeat:
-    job = f"{launch_attempt() or 0}/{args.roster}"
-    address = (master[0], master[1] + 1)
+def _output(args: argparse.Namespace) -> RankOutput | None:
+    """Return what passes on the ranks' output; None where they print it themselves: a bar on a terminal needs one."""
+    if args.master is None and (args.log is None or sys.stdout.isatty()):
+        return None
+    return RankOutput(launch_attempt(), args.log, limit=args.output_limit)
+
+
+def _heartbeat(args: argparse.Namespace, placement: Placement) -> Heartbeat:
+    if args.master is None:
+        return NoPeers()
+    job = f"{launch_attempt() or 0}/{placement.node_list}"
+    address = (placement.master[0], placement.master[1] + 1)
     silent_s = max_silence_s(SILENT_S)
-    if args.node_rank:
-        return HeartbeatClient(job, args.node_rank, args.nnodes, address, silent_s=silent_s)
+    if placement.node:
+        return HeartbeatClient(job, placement.node, placement.nodes, address, silent_s=silent_s)
     try:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
-        listener = socket.create_server(("", address[1]), family=family, backlog=args.nnodes, dualstack_ipv6=both)
+        listener = socket.create_server(("", address[1]), family=family, backlog=placement.nodes, dualstack_ipv6=both)
     except OSError as error:
         why = f"cannot listen on port {address[1]}: {os.strerror(error.errno or 0)}"
         raise UserError(problem("--master", args.master, why, fix="choose another port"), EXIT_FAILURE) from None
-    return HeartbeatServer(job, args.nnodes, listener, silent_s=silent_s)
+    return HeartbeatServer(job, placement.nodes, listener, silent_s=silent_s)
 
 
 def _wait_for_all(heartbeat: Heartbeat, wait_s: float, stopping: Sequence[int]) -> str:
@@ -219,6 +264,12 @@ def _wait_for_all(heartbeat: Heartbeat, wait_s: float, stopping: Sequence[int]) 
             return f"not all nodes came within {wait_s:g} s; no rank was started"
         time.sleep(POLL_S)
     return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

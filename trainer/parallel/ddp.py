@@ -56,7 +56,7 @@ class Replicated:
 
     def warm_up(self, run_backward: Callable[[], None]) -> None:
         if self._wrapped is not None:
-            settle_buckets(self._wrapped, run_backward)
+            warm_up_buckets(self._wrapped, run_backward)
 
 
 def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
@@ -96,7 +96,7 @@ def accumulate(wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None
     return wrapped.no_sync()
 
 
-def settle_buckets(wrapped: nn.Module, run_backward: Callable[[], None]) -> None:
+def warm_up_buckets(wrapped: nn.Module, run_backward: Callable[[], None]) -> None:
     """Let DDP arrange its gradient buckets before the first step that counts; call once, at the start of every attempt.
 
     DDP orders its buckets anew after the first backward, by when each gradient became ready, and a gradient's place decides in

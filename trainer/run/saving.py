@@ -122,12 +122,12 @@ class Saving:
             announce(known)
         before = plan["committed"]
         if plan["do"] == "finish":
-            self._settle()
+            self._finish_save()
             if self.committed_step > before and not self._plan(f"notice/{step}/then", notice)["time_left"]:
                 return
         if self.committed_step != step:
             self.save(step, urgent=True)
-            self._settle()
+            self._finish_save()
         if self.committed_step <= before and self.committed_step != step:
             raise NotSavedError(self._not_saved(step, f"after {self.noticed.summary}"))
 
@@ -152,20 +152,20 @@ class Saving:
     def finish(self, step: int) -> None:
         """Wait until the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
         for tried in range(FINAL_TRIES):
-            self._settle()
+            self._finish_save()
             if self.committed_step == step:
                 return
             if tried:
                 time.sleep(pause_s(tried, FIRST_PAUSE_S, LONGEST_PAUSE_S))
             self.save(step, urgent=True)
-        self._settle()
+        self._finish_save()
         if self.committed_step != step:
             # The step may have been due anyway, and that save has failed too.
             raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
 
     def wait(self) -> None:
         """Wait until no save is in flight; LostRunError when a newer job owns the run."""
-        self._settle()
+        self._finish_save()
 
     def run_on_all_ranks(self, topic: str, work: Callable[[], Json | None]) -> None:
         """Do `work` on every rank; when it fails anywhere, every rank raises that."""
@@ -177,7 +177,7 @@ class Saving:
             self._fence.close()
         self._checkpointer.close()
 
-    def _settle(self) -> None:
+    def _finish_save(self) -> None:
         """Wait for the save in flight, if any; every rank learns the same outcome."""
         self._note_outcomes(self._checkpointer.longest_s)
         if self._lost is not None:

@@ -48,7 +48,7 @@ def lost_commits(history: History, events: Iterable[Event], options: CheckpointC
     """Return the checkpoints, newest first, that events or lineage name, but that neither exist nor were pruned."""
     lease = history.lease
     present = {*history.live, *history.dead}
-    named = {settled.parent for settled in lease.lineage if settled.parent is not None}
+    named = {entry.parent for entry in lease.lineage if entry.parent is not None}
     pruned = set()
     for event in events:
         if event.get("event") == COMMITTED and isinstance(event.get("step"), int):

@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"(?:manifests|attempts|metrics|events)/(\d{6,})-")
 
 
 @dataclass(frozen=True)
-class Settlement:
+class LineageEntry:
     """A generation that began to train, and the checkpoint it began from (None: from nothing)."""
 
     generation: int
@@ -47,7 +47,7 @@ class LeaseRecord:
     owner: str
     taken: str
     nonce: str
-    lineage: tuple[Settlement, ...]
+    lineage: tuple[LineageEntry, ...]
 
     def encode(self) -> bytes:
         return seal(
@@ -59,11 +59,10 @@ class LeaseRecord:
                 "nonce": self.nonce,
                 "lineage": [
                     {
-                        "generation": settled.generation,
-                        "parent": settled.parent
-                        and {"generation": settled.parent.generation, "step": settled.parent.step},
+                        "generation": entry.generation,
+                        "parent": entry.parent and {"generation": entry.parent.generation, "step": entry.parent.step},
                     }
-                    for settled in self.lineage
+                    for entry in self.lineage
                 ],
             }
         )
@@ -83,7 +82,7 @@ class LeaseRecord:
                 owner=str(body["owner"]),
                 taken=str(body["taken"]),
                 nonce=str(body["nonce"]),
-                lineage=tuple(_settlement(item) for item in body["lineage"]),
+                lineage=tuple(_lineage_entry(item) for item in body["lineage"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRecordError(f"a field of the lease is missing or wrong: {error!r}") from error
@@ -94,24 +93,24 @@ def committed(store: ObjectStore) -> list[ManifestId]:
     return sorted(commit for info in store.list(MANIFESTS) if (commit := ManifestId.of_key(info.key)))
 
 
-def live_manifests(ids: Iterable[ManifestId], lineage: Sequence[Settlement], generation: int) -> list[ManifestId]:
+def live_manifests(ids: Iterable[ManifestId], lineage: Sequence[LineageEntry], generation: int) -> list[ManifestId]:
     """Choose the checkpoints that are part of the run's history as of `generation`, newest first.
 
-    All of the newest settled generation, then those of its parent's generation up to the parent's step, and so on.
+    All of the newest generation that has trained, then those of its parent's generation up to the parent's step, and so on.
     Everything else is dead: what an older job committed after a newer one had begun to train never wins, even if the
     newer one died before its first commit.
     """
-    settled = {item.generation: item.parent for item in lineage if item.generation <= generation}
+    parents = {item.generation: item.parent for item in lineage if item.generation <= generation}
     by_generation: dict[int, list[int]] = {}
     for manifest in ids:
         by_generation.setdefault(manifest.generation, []).append(manifest.step)
     live: list[ManifestId] = []
-    at: int | None = max(settled, default=None)
+    at: int | None = max(parents, default=None)
     last_step: int | None = None
-    while at is not None and at in settled:
+    while at is not None and at in parents:
         steps = sorted({step for step in by_generation.get(at, ()) if last_step is None or step <= last_step})
         live += [ManifestId(at, step) for step in reversed(steps)]
-        parent = settled[at]
+        parent = parents[at]
         # A parent is always older; a foreign lease that says otherwise must not become an endless loop.
         at, last_step = (parent.generation, parent.step) if parent and parent.generation < at else (None, None)
     return live
@@ -124,7 +123,7 @@ def read_lease(store: ObjectStore) -> LeaseRecord | None:
 
 
 class Lease:
-    """One job's hold on a run. Not thread-safe for `settle`; `check` only reads and may be called from any thread."""
+    """One job's hold on a run. Not thread-safe for `record_parent`; `check` only reads and may be called from any thread."""
 
     def __init__(self, store: ObjectStore, record: LeaseRecord, etag: str) -> None:
         self._store = store
@@ -136,7 +135,7 @@ class Lease:
         return self._record.generation
 
     @property
-    def lineage(self) -> tuple[Settlement, ...]:
+    def lineage(self) -> tuple[LineageEntry, ...]:
         return self._record.lineage
 
     @classmethod
@@ -166,9 +165,9 @@ class Lease:
             )
         )
 
-    def settle(self, parent: ManifestId | None) -> None:
+    def record_parent(self, parent: ManifestId | None) -> None:
         """Record what this generation begins from, before its first commit; LostRunError when a newer job came."""
-        record = replace(self._record, lineage=(*self._record.lineage, Settlement(self._record.generation, parent)))
+        record = replace(self._record, lineage=(*self._record.lineage, LineageEntry(self._record.generation, parent)))
         self._record, self._etag = record, self._replace_by(record)
 
     def succeed(self) -> Lease:
@@ -243,7 +242,7 @@ def _read(store: ObjectStore) -> tuple[LeaseRecord, str] | None:
         raise UserError(problem("run.uri", store.uri, f"its {LEASE} is damaged: {error}", fix=fix)) from error
 
 
-def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
+def _from_objects(store: ObjectStore) -> tuple[int, tuple[LineageEntry, ...]]:
     """Derive a fresh generation and the lineage where the lease is absent: a new run, or one whose lease was removed.
 
     Generations in the names of all objects of the run count, so that no name is ever used twice; each manifest holds the
@@ -261,7 +260,7 @@ def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
             except DamagedRecordError as error:
                 # The next manifest of this generation may hold it.
                 log.warning("%s/%s: passed over while %s is rebuilt: %s", store.uri, info.key, LEASE, error)
-    lineage = tuple(Settlement(generation, parents[generation]) for generation in sorted(parents))
+    lineage = tuple(LineageEntry(generation, parents[generation]) for generation in sorted(parents))
     return max(used) + 1, lineage
 
 
@@ -269,8 +268,8 @@ def _parent(store: ObjectStore, key: str) -> ManifestId | None:
     return decode_manifest(store.read(key)[0]).parent
 
 
-def _settlement(item: dict[str, Any]) -> Settlement:
+def _lineage_entry(item: dict[str, Any]) -> LineageEntry:
     parent = item["parent"]
-    return Settlement(
+    return LineageEntry(
         int(item["generation"]), None if parent is None else ManifestId(int(parent["generation"]), int(parent["step"]))
     )
