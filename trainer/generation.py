@@ -99,6 +99,13 @@ def roll_back(training: Training, owned: OwnedRun) -> None:
 
 def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
     """Load the newest whole checkpoint, if there is any, record it as the parent, and make what saves from then on."""
+    # What was loaded is freed before the saver takes as much memory again.
+    parent = load_and_restore(training, owned, votes)
+    return make_saving(training, owned, votes, parent)
+
+
+def load_and_restore(training: Training, owned: OwnedRun, votes: VoteBox) -> ManifestId | None:
+    """Go on from the newest whole checkpoint, if there is any, and record it as the parent; returns that checkpoint."""
     config, world, run_lease = training.config, training.world, owned.run_lease
     dims = training.strategy.dims
     shards = {name: local_shard(name, tensor, dims.axes) for name, tensor in training.tensors.items()}
@@ -120,8 +127,7 @@ def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
 
     weights = run_on_all_ranks(votes, world.rank, "start/restore", restore_and_check, require_same_weights)["weights"]
     log_start(training, run_lease, loaded, weights)
-
-    return make_saving(training, owned, votes, parent)
+    return parent
 
 
 def make_saving(training: Training, owned: OwnedRun, votes: VoteBox, parent: ManifestId | None) -> Saving:

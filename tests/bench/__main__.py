@@ -24,6 +24,8 @@ BENCHES = {
     "bench_tokenize": "Tokenizing",
     "bench_gather": "Gathering batches",
     "bench_step": "The training step",
+    "bench_fsdp": "Sharding over two ranks",
+    "bench_shards": "Checkpoints of 1,024 ranks",
     "bench_metrics": "Metrics for Prometheus",
     "bench_plan": "Planning a cluster",
     "bench_preview": "Previewing a cluster under the engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -84,14 +85,21 @@ def swap(store: ObjectStore, key: str) -> None:
 
 
 class Counting(LocalStore):
-    """Notes from where on data objects are read."""
+    """Notes from where on data objects are read, and how many bytes of each object."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         self.offsets: list[int] = []
+        self.bytes: Counter[str] = Counter()
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        body, version = super().read(key)
+        self.bytes[key] += len(body)
+        return body, version
 
     def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
         self.offsets.append(offset)
+        self.bytes[key] += len(buffer)
         super().read_into(key, buffer, offset)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, plan_chunks
-from trainer.checkpoint.format.records import ALIGN, Entry
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
+from trainer.checkpoint.format.mesh_layout import layout_problem, ranks_storing
+from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Entry, MeshAxis, RankIndex
 from trainer.parallel.shards import chunk_of
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "bool": 1, "int64": 8, "float8_e4m3fn": 1}
@@ -113,25 +115,50 @@ def held_by(mesh: tuple[int, ...], place: tuple[int, ...], metas: list[TensorMet
             if dim < 0:
                 replica, replicas = replica * size + at, replicas * size
         whole_on = tuple(name for name, _, _, dim in axes if dim < 0)
-        held.append(HeldChunk(meta, offsets, lengths, whole_on, replica, replicas))
+        cut = tuple((dim, name) for name, _, _, dim in axes if dim >= 0)
+        held.append(HeldChunk(meta, offsets, lengths, whole_on, replica, replicas, cut))
     return held
 
 
-@given(sharded())
-def test_ranks_of_any_mesh_store_each_element_once(drawn: tuple[tuple[int, int, int], list[TensorMeta], Cuts]) -> None:
+@given(sharded(), st.sampled_from([64, BLOCK_BYTES]), st.data())
+def test_ranks_of_any_mesh_store_each_element_once_where_the_layout_says(
+    drawn: tuple[tuple[int, int, int], list[TensorMeta], Cuts], block_bytes: int, data: st.DataObject
+) -> None:
     mesh, metas, cuts = drawn
-    places = list(product(*map(range, mesh)))
-    stored = [entry for place in places for entry in plan_chunks(held_by(mesh, place, metas, cuts))]
+    held = [held_by(mesh, place, metas, cuts) for place in product(*map(range, mesh))]
+    with patch("trainer.checkpoint.format.chunk_plan.BLOCK_BYTES", block_bytes):
+        parts = [plan_chunks(chunks, sharded=True) for chunks in held]
+        layout = mesh_layout(held[0], [MeshAxis(*axis) for axis in zip("rst", mesh, strict=True)])
     for meta in metas:
-        pieces = [entry for entry in stored if entry.name == meta.name]
+        pieces = [entry for part in parts for entry in part if entry.name == meta.name]
         assert pieces, "even an empty tensor is recorded"
         assert sorted(cell for piece in pieces for cell in cells(piece)) == list(product(*map(range, meta.shape)))
+    laid_out = {tensor.name: (group, tensor) for group in layout.groups for tensor in group.tensors}
+    assert laid_out.keys() == {meta.name for meta in metas}
+    for group, tensor in laid_out.values():
+        offsets = tuple(data.draw(st.integers(0, size)) for size in tensor.shape)
+        lengths = tuple(data.draw(st.integers(0, size - at)) for at, size in zip(offsets, tensor.shape, strict=True))
+        ranks = set(ranks_storing(layout, group, tensor, offsets, lengths))
+        there = {cell for rank in ranks for e in parts[rank] if e.name == tensor.name for cell in cells(e)}
+        assert there >= set(product(*(range(at, at + n) for at, n in zip(offsets, lengths, strict=True))))
+    indexes = [RankIndex("", rank, 0, 0, "none", part, ()) for rank, part in enumerate(parts)]
+    assert layout_problem(layout, indexes) == ""
 
 
-def test_replicated_chunks_lie_before_those_of_one_rank() -> None:
-    norm, weight = TensorMeta("norm", "float32", (8,), 4), TensorMeta("attention", "float32", (8, 8), 4)
-    held = held_by((1, 2, 2), (0, 1, 0), [weight, norm], {"attention": (-1, 0, 1), "norm": (-1, 0, -1)})
-    assert [entry.name for entry in plan_chunks(held)] == ["norm", "attention"]
+def test_layout_that_is_wrong_about_a_chunk_names_the_tensor() -> None:
+    meta = TensorMeta("weight", "float32", (4, 4), 4)
+    held = [held_by((1, 2, 1), (0, shard, 0), [meta], {"weight": (-1, 0, -1)}) for shard in range(2)]
+    layout = mesh_layout(held[0], [MeshAxis("r", 1), MeshAxis("s", 2), MeshAxis("t", 1)])
+    swapped = [RankIndex("", rank, 0, 0, "none", plan_chunks(held[1 - rank]), ()) for rank in range(2)]
+    assert "weight" in layout_problem(layout, swapped)
+
+
+def test_small_chunks_of_several_ranks_lie_on_the_first_behind_its_own() -> None:
+    norm, weight = TensorMeta("norm", "float32", (8,), 4), TensorMeta("weight", "float32", (8, BLOCK_BYTES // 8), 4)
+    cuts = {"weight": (-1, 0, 1), "norm": (-1, 0, -1)}
+    first, second = (plan_chunks(held_by((1, 2, 2), (0, 1, t), [weight, norm], cuts), sharded=True) for t in range(2))
+    assert [(entry.name, entry.start) for entry in first] == [("weight", 0), ("norm", BLOCK_BYTES)]
+    assert [entry.name for entry in second] == ["weight"]
 
 
 def test_tensors_with_replicas_on_other_ranks_are_cut_apart() -> None:

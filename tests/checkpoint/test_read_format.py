@@ -28,12 +28,27 @@ from tests.checkpoint.written import (
     sample_state,
     split_state,
     write_checkpoint,
+    write_sharded,
     write_steps,
 )
 from trainer import checkpoint
 from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
-from trainer.checkpoint.format.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
+from trainer.checkpoint.format.records import (
+    FORMAT,
+    Block,
+    Entry,
+    Manifest,
+    MeshAxis,
+    MeshLayout,
+    Part,
+    RankIndex,
+    StoredTensor,
+    TensorGroup,
+    encode,
+    seal,
+    unseal,
+)
 from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import Config
 from trainer.metrics import RunLog
@@ -94,6 +109,13 @@ def test_the_snippet_follows_the_lineage_and_puts_cut_tensors_together(store: Lo
     assert_are(tensors, sample_state(20, 20))
 
 
+def test_the_snippet_reads_a_sharded_run_without_its_layout(store: LocalStore) -> None:
+    state = {name: (tensor, ((0, "shard"),) if tensor.dim() else ()) for name, tensor in sample_state(3, 20).items()}
+    write_sharded(store, 10, {"shard": 3}, state)
+    put_lease(store, 1, (1, None))
+    assert_are(READER.load(Path(store.uri))[1], sample_state(3, 20))
+
+
 @pytest.mark.parametrize("harm", [truncate, remove, lambda store, key: flip_bit(store, key, 50)])
 @pytest.mark.parametrize("region", ["data", "index", "manifest"])
 def test_the_snippet_passes_a_damaged_checkpoint_over(
@@ -149,7 +171,9 @@ def test_what_the_text_says_of_the_recorded_table_is_what_is_stored(store: Local
     assert recorded.keys() == {"format", "lustrain", "fingerprint"}
 
 
-@pytest.mark.parametrize("record", [Manifest, Part, RankIndex, Entry, Block])
+@pytest.mark.parametrize(
+    "record", [Manifest, Part, RankIndex, Entry, Block, MeshLayout, MeshAxis, TensorGroup, StoredTensor]
+)
 def test_every_field_of_the_records_is_in_the_text(record: type) -> None:
     for name in record.__dataclass_fields__:  # type: ignore[attr-defined]
         assert re.search(rf"`[^`]*\b{name}\b[^`]*`", TEXT), f"{record.__name__}.{name} is not described"

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from math import prod
 from typing import Any
 
 import torch
 from awscrt.checksums import crc64nvme
 
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId, attempt_name, data_key, index_key
-from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
+from trainer.checkpoint.format.records import (
+    ALIGN,
+    BLOCK_BYTES,
+    Block,
+    Entry,
+    Manifest,
+    MeshAxis,
+    Part,
+    RankIndex,
+    encode,
+)
 from trainer.checkpoint.lineage.lease import LeaseRecord, LineageEntry
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places, ignore_event, read_manifest
+from trainer.parallel.shards import chunk_of
 from trainer.storage import ObjectStore
 
 Boxed = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
 """A box's own elements, the shape of the tensor it is cut from, and where it begins there."""
+
+
+Cut = tuple[torch.Tensor, tuple[tuple[int, str], ...]]
+"""A whole tensor, and the pairs of a dimension and an axis by which a mesh cuts it."""
 
 
 def whole(tensor: torch.Tensor) -> Boxed:
@@ -50,10 +68,17 @@ def write_part(store: ObjectStore, attempt: str, rank: int, boxes: Mapping[str, 
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append(Entry(name, dtype, shape, offsets, tuple(tensor.shape), len(logical), len(raw)))
         logical.extend(raw)
+    return store_part(store, attempt, rank, tuple(entries), logical, codec)
+
+
+def store_part(
+    store: ObjectStore, attempt: str, rank: int, entries: tuple[Entry, ...], logical: bytearray, codec: str = "none"
+) -> Part:
+    """Store the bytes of one rank, in which these entries lie, and its index."""
     starts = range(0, len(logical), BLOCK_BYTES)
     bodies = [bytes(logical[start : start + BLOCK_BYTES]) for start in starts]
     blocks = tuple(Block(at, len(body), crc64nvme(body)) for at, body in zip(starts, bodies, strict=True))
-    index = RankIndex(attempt, rank, len(logical), len(logical), codec, tuple(entries), blocks)
+    index = RankIndex(attempt, rank, len(logical), len(logical), codec, entries, blocks)
     store.put(data_key(attempt, rank), bytes(logical))
     raw_index = encode(index)
     store.put(index_key(attempt, rank), raw_index)
@@ -91,6 +116,39 @@ def write_checkpoint(
         state={"step": step},
         about=dict(about or {}),
     )
+    store.put(manifest.id.key, encode(manifest), if_absent=True)
+    return manifest
+
+
+def held_on(mesh: Mapping[str, int], rank: int, tensors: Mapping[str, Cut]) -> list[HeldChunk]:
+    """What a rank of this mesh holds of tensors that these axes cut."""
+    place = list(product(*map(range, mesh.values())))[rank]
+    at = dict(zip(mesh, place, strict=True))
+    held = []
+    for name, (tensor, cuts) in tensors.items():
+        meta = TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
+        offsets, lengths = chunk_of(meta.shape, [(dim, mesh[axis], at[axis]) for dim, axis in cuts])
+        others = tuple(axis for axis in mesh if axis not in {axis for _, axis in cuts})
+        replica, replicas = 0, 1
+        for axis in others:
+            replica, replicas = replica * mesh[axis] + at[axis], replicas * mesh[axis]
+        held.append(HeldChunk(meta, offsets, lengths, others, replica, replicas, cuts))
+    return held
+
+
+def write_sharded(store: ObjectStore, step: int, mesh: Mapping[str, int], tensors: Mapping[str, Cut]) -> Manifest:
+    """What the ranks of this mesh store of tensors that its axes cut, laid out as our saver does."""
+    attempt = attempt_name(1, step, "0123abcd")
+    parts = []
+    for rank in range(prod(mesh.values())):
+        entries = plan_chunks(held_on(mesh, rank, tensors), sharded=True)
+        logical = bytearray(data_size(entries))
+        for entry in entries:
+            at = tuple(slice(begin, begin + length) for begin, length in zip(entry.offsets, entry.lengths, strict=True))
+            logical[entry.start : entry.start + entry.size] = raw_bytes(tensors[entry.name][0][at])
+        parts.append(store_part(store, attempt, rank, entries, logical))
+    layout = mesh_layout(held_on(mesh, 0, tensors), [MeshAxis(*axis) for axis in mesh.items()])
+    manifest = Manifest(1, step, attempt, None, len(parts), "2026-01-02T03:04:05Z", tuple(parts), layout=layout)
     store.put(manifest.id.key, encode(manifest), if_absent=True)
     return manifest
 

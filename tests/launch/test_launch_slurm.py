@@ -15,7 +15,7 @@ from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import SHARED, Slurm
 from tests.conftest import require
 from tests.fork_server import PATIENT
-from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config
+from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config, mesh_sets
 from tests.launch import planted_engine
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
@@ -69,14 +69,14 @@ class Place:
     def noticed(self) -> None:
         wait_until(lambda: any(event["event"] == "notice" for event in read_events(open_store(str(self.run)))))
 
-    def assert_goes_on_without(self, victim: str, why: str) -> None:
+    def assert_goes_on_without(self, victim: str, why: str, shard: int = 1) -> None:
         """The run ends done, its records name the node as the cause, and no later attempt had it."""
         records = self.records()
         assert records[-1]["code"] == EXIT_DONE, records
         at = next((number for number, record in enumerate(records) if victim in record.get(why, [])), None)
         assert at is not None, records
         assert not any(victim in record["nodes"] for record in records[at + 1 :]), records
-        assert_equals_an_undisturbed_run(self.run)
+        assert_equals_an_undisturbed_run(self.run, shard)
 
     def ended(self, job: int) -> str:
         wait_until(lambda: self.slurm.job(job)["JobState"] in BATCH_GONE, 480)
@@ -103,14 +103,19 @@ def metadata_place() -> Iterator[Place]:
     yield from places(metadata=True)
 
 
-def test_a_lost_node_is_replaced_by_a_spare_one_within_the_allocation(place: Place) -> None:
-    job = place.train("--nodes", "2", "--spare", "1")
+SHARDS = pytest.mark.parametrize("shard", [1, 2], ids=["ddp", "fsdp"])
+"""With two, each node holds half of the model."""
+
+
+@SHARDS
+def test_a_lost_node_is_replaced_by_a_spare_one_within_the_allocation(place: Place, shard: int) -> None:
+    job = place.train("--nodes", "2", "--spare", "1", *mesh_sets(shard))
     place.committed()
     victim = place.records()[0]["nodes"][1]
     place.lab[victim].crash()
     place.go()
     assert place.ended(job) == "COMPLETED", place.log()
-    place.assert_goes_on_without(victim, "blamed")
+    place.assert_goes_on_without(victim, "blamed", shard)
 
 
 def test_run_in_containers_ends_as_one_on_the_nodes(place: Place) -> None:
@@ -202,16 +207,17 @@ def test_a_wrong_setting_is_one_attempt_and_its_line(place: Place) -> None:
     assert line["text"] == record["said"]
 
 
-def test_after_a_spot_notice_the_job_comes_back_without_the_doomed_node(metadata_place: Place) -> None:
+@SHARDS
+def test_after_a_spot_notice_the_job_comes_back_without_the_doomed_node(metadata_place: Place, shard: int) -> None:
     place = metadata_place
-    job = place.train("--nodes", "2", "--set", "interrupt.metadata=true")
+    job = place.train("--nodes", "2", "--set", "interrupt.metadata=true", *mesh_sets(shard))
     place.committed()
     doomed = place.records()[0]["nodes"][0]
     place.lab[doomed].metadata().spot_notice()
     place.noticed()
     place.go()
     assert place.ended(job) == "COMPLETED", place.log()
-    place.assert_goes_on_without(doomed, "noticed")
+    place.assert_goes_on_without(doomed, "noticed", shard)
 
 
 def test_a_smaller_world_goes_on_where_that_was_asked_for_and_outlives_slurms_controller(place: Place) -> None:

@@ -24,6 +24,8 @@ class Bench:
     server: ForkServer
     config: Path
     folder: Path
+    sharded: bool = False
+    """Ranks share the model by FSDP2, at least two of them."""
     jobs: list[Job] = field(default_factory=list)
     references: dict[int, list[bytes]] = field(default_factory=dict)
 
@@ -36,13 +38,18 @@ class Bench:
         environment: Mapping[str, str] | None = None,
     ) -> Job:
         # Three ranks share four micro-batches, and buckets are small for the model to have several.
-        wishes = {"schedule.kind": "constant", "parallel.bucket_mb": 0.01, **(sets or {})}
-        job = self.server.start(train_words(self.config, uri, wishes), ranks, environment)
+        mesh = {"parallel.shard": 0} if self.sharded else {"parallel.bucket_mb": 0.01}
+        wishes = {"schedule.kind": "constant", **mesh, **(sets or {})}
+        job = self.server.start(train_words(self.config, uri, wishes), self.least(ranks), environment)
         self.jobs.append(job)
         return job
 
+    def least(self, ranks: int) -> int:
+        return max(ranks, 2) if self.sharded else ranks
+
     def reference(self, ranks: int = 1) -> list[bytes]:
         """The records of an uninterrupted training of REFERENCE_STEPS steps."""
+        ranks = self.least(ranks)
         if ranks not in self.references:
             uri = f"{self.folder}/reference-{ranks}"
             job = self.start(uri, {"train.steps": REFERENCE_STEPS}, ranks=ranks)
@@ -60,18 +67,28 @@ def small_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def session_bench(fork_server: ForkServer, small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(fork_server, small_config, tmp_path_factory.mktemp("references"))
+def benches(fork_server: ForkServer, small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bench]:
+    """One for each way in which ranks share a model; their references are made once."""
+    folder = tmp_path_factory.mktemp("references")
+    return {
+        "ddp": Bench(fork_server, small_config, folder / "ddp"),
+        "fsdp": Bench(fork_server, small_config, folder / "fsdp", sharded=True),
+    }
 
 
-@pytest.fixture
-def bench(session_bench: Bench) -> Iterator[Bench]:
-    """Starts trainings; what still runs when the test ends is ended."""
-    yield session_bench
-    for job in session_bench.jobs:
+@pytest.fixture(params=["ddp", "fsdp"])
+def bench(benches: dict[str, Bench], request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Starts trainings on one of the meshes; what still runs when the test ends is ended."""
+    bench = benches[request.param]
+    yield bench
+    for job in bench.jobs:
         job.send(signal.SIGKILL)
         job.wait()
-    session_bench.jobs.clear()
+    bench.jobs.clear()
+
+
+ONE_MESH = pytest.mark.parametrize("bench", ["ddp"], indirect=True)
+"""For what does not depend on how ranks share a model."""
 
 
 @pytest.fixture

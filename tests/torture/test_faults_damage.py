@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.written import flip_bit
 from tests.lab.servers import S3Place
-from tests.torture.conftest import Bench
+from tests.torture.conftest import ONE_MESH, Bench
 from tests.torture.small_run import assert_same_training, committed, events
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import Manifest, Part
@@ -50,6 +50,7 @@ IN_A_FOLDER = [flipped_bit_in_data, truncated_manifest, another_ranks_data]
 """One for each kind of object and way to find it; `tests/checkpoint/test_read_load.py` has all kinds."""
 
 
+@ONE_MESH
 def test_any_damage_to_the_newest_checkpoint_in_s3_is_said_and_costs_one_interval(
     bench: Bench, weed_s3: S3Place
 ) -> None:

@@ -37,7 +37,11 @@ def test_every_rank_hears_how_the_last_save_ended_before_rank_0_is_gone(bench: B
         assert job.wait() == [0, 0, 0], job.said()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("bench", "number"),
+    [("ddp", signal.SIGTERM), ("ddp", signal.SIGKILL), ("fsdp", signal.SIGKILL)],
+    indirect=["bench"],
+)
 def test_a_resume_of_three_ranks_is_bit_identical(bench: Bench, tmp_path: Path, number: int) -> None:
     """What three numbers sum to depends on their order, and that on DDP's buckets, which settle in the first step."""
     uri = f"{tmp_path}/run"

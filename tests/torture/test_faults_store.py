@@ -13,7 +13,7 @@ import pytest
 from tests.fork_server import Job
 from tests.lab.faulty_proxy import Answer, Cut, Delay, FaultyProxy, Reset, Skew
 from tests.lab.servers import S3Place
-from tests.torture.conftest import Bench
+from tests.torture.conftest import ONE_MESH, Bench
 from tests.torture.small_run import assert_same_training, committed_lines, events, newest_step
 from trainer.storage import open_store
 
@@ -38,7 +38,7 @@ def lines_with(job: Job, text: str) -> list[str]:
     return [line for line in job.ranks[0].said().splitlines() if text in line]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("bench", "ranks"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)], indirect=["bench"])
 def test_a_store_that_fails_now_and_then_costs_time_and_a_bounded_number_of_retries(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy, ranks: int
 ) -> None:
@@ -46,7 +46,7 @@ def test_a_store_that_fails_now_and_then_costs_time_and_a_bounded_number_of_retr
     for fault in faults:
         proxy.inject(fault, probability=0.02)
     job = bench.start(weed_s3.uri(), {"train.steps": 60}, ranks=ranks, environment=through(proxy))
-    assert job.wait() == [0] * ranks, job.said()
+    assert set(job.wait()) == {0}, job.said()
     assert_same_training(open_store(weed_s3.uri()), bench.reference(ranks), 60)
     assert "Traceback" not in job.said()
     assert sum(proxy.did.values()) >= 5, "too few faults to say anything"
@@ -67,7 +67,7 @@ def test_while_the_store_is_away_training_goes_on_and_afterwards_saves_commit_ag
     before = len(committed_lines(job.said()))
     job.wait_for_lines("checkpoint committed:", before + 1)
     job.send(signal.SIGTERM)
-    assert job.wait() == [85], job.said()
+    assert set(job.wait()) == {85}, job.said()
     store = open_store(weed_s3.uri())
     assert_same_training(store, bench.reference(), 20)
     failed = events(store, "checkpoint_failed")
@@ -78,6 +78,7 @@ def test_while_the_store_is_away_training_goes_on_and_afterwards_saves_commit_ag
 
 
 @pytest.mark.torture
+@ONE_MESH
 def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_kept_in_files(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
 ) -> None:
@@ -85,7 +86,7 @@ def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_
     job.wait_for("checkpoint committed: step 5,")
     proxy.inject(Reset())
     job.send(signal.SIGTERM)
-    assert job.wait(120.0) == [1], job.said()
+    assert set(job.wait(120.0)) == {1}, job.said()
     (line,) = lines_with(job, "log records are not in")
     spool = Path(line.rpartition(" ")[2])
     assert list(spool.glob("*.jsonl")), line
@@ -96,10 +97,11 @@ def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_
     store = open_store(weed_s3.uri())
     newest = newest_step(store)
     again = bench.start(weed_s3.uri(), {"train.steps": newest + 20})
-    assert again.wait() == [0], again.said()
+    assert set(again.wait()) == {0}, again.said()
     assert_same_training(store, bench.reference(), min(newest + 20, 100))
 
 
+@ONE_MESH
 def test_a_clock_an_hour_off_is_one_line_that_says_so_and_nothing_is_lost(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
 ) -> None:
@@ -111,7 +113,7 @@ def test_a_clock_an_hour_off_is_one_line_that_says_so_and_nothing_is_lost(
     # The log would be waited for half a minute at the end.
     proxy.inject(Skew(3600.0, refuse=True), key="attempts/")
     job.send(signal.SIGTERM)
-    assert job.wait() == [1], job.said()
+    assert set(job.wait()) == {1}, job.said()
     assert all("clock" in line for line in lines_with(job, "checkpoint failed:"))
     assert len(lines_with(job, "could not be saved")) == 1
     assert "Traceback" not in job.said()
@@ -120,11 +122,11 @@ def test_a_clock_an_hour_off_is_one_line_that_says_so_and_nothing_is_lost(
     assert newest >= 5
     proxy.inject(Skew(3600.0, refuse=True))
     refused = bench.start(weed_s3.uri(), {"train.steps": newest + 20}, environment=through(proxy, **FEW_TRIES))
-    assert refused.wait() == [2], refused.said()
+    assert set(refused.wait()) == {2}, refused.said()
     assert len(lines_with(refused, "clock")) == 1
     proxy.heal()
     proxy.inject(Skew(3600.0))
     again = bench.start(weed_s3.uri(), {"train.steps": newest + 20}, environment=through(proxy))
-    assert again.wait() == [0], again.said()
+    assert set(again.wait()) == {0}, again.said()
     assert f"resumed: step {newest}" in again.said()
     assert_same_training(store, bench.reference(), min(newest + 20, 100))

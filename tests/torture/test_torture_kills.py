@@ -43,8 +43,11 @@ def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, s
 
 
 def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills: int) -> None:
-    say(f"\n{kills} kills, a run in SeaweedFS")
-    Ordeal(server, config, place.uri("torture"), steps=40, seeds=1, say=say).run(kills)
+    """Half of the kills each: of plain and of sharded runs."""
+    for what, sets in {"": {}, " with shards": {"parallel.shard": 2}}.items():
+        share = kills // 2
+        say(f"\n{share} kills, a run in SeaweedFS{what}")
+        Ordeal(server, config, place.uri(f"torture{len(sets)}"), steps=40, seeds=1, say=say, sets=sets).run(share)
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from lustrain.problem import UserError, problem
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Placement
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class LocalShard:
     replica_axes: tuple[str, ...]
     replica: int
     replicas: int
+    cuts: tuple[tuple[int, str], ...] = ()
+    """(dimension, axis) of each cut in the order in which they were made, as for `chunk_of`."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -58,17 +59,18 @@ def local_shard(name: str, tensor: Tensor, mesh: Sequence[Axis]) -> LocalShard:
     """
     local, offsets = local_chunk(name, tensor)
     whole_on = list(mesh)
+    cuts: tuple[tuple[int, str], ...] = ()
     if is_sharded(tensor):
         own = _axes(tensor.device_mesh)
         if not set(own) <= set(mesh):
             raise UserError(problem(name, _shown(own), "is not a part of the job's mesh", allowed=_shown(mesh)))
-        cut = {axis for axis, placement in zip(own, tensor.placements, strict=True) if not placement.is_replicate()}
-        whole_on = [axis for axis in mesh if axis not in cut]
+        cuts = tuple((dim, axis.name) for dim, axis in _cuts(name, tensor))
+        whole_on = [axis for axis in mesh if axis.name not in {name for _, name in cuts}]
     replica, replicas = 0, 1
     for axis in whole_on:
         replica, replicas = replica * axis.size + axis.coordinate, replicas * axis.size
     names = tuple(axis.name for axis in whole_on)
-    return LocalShard(name, local, tuple(tensor.shape), offsets, names, replica, replicas)
+    return LocalShard(name, local, tuple(tensor.shape), offsets, names, replica, replicas, cuts)
 
 
 @torch.no_grad()
@@ -79,8 +81,8 @@ def local_chunk(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """
     if not is_sharded(tensor):
         return tensor, (0,) * tensor.dim()
-    placed = list(zip(_axes(tensor.device_mesh), tensor.placements, strict=True))
-    offsets, lengths = chunk_of(tuple(tensor.shape), _cuts(name, placed))
+    cuts = [(dim, axis.size, axis.coordinate) for dim, axis in _cuts(name, tensor)]
+    offsets, lengths = chunk_of(tuple(tensor.shape), cuts)
     local = tensor.to_local()
     if local.numel() == 0 and 0 in lengths:
         local = local.reshape(lengths)
@@ -104,6 +106,14 @@ def chunk_of(shape: Sequence[int], cuts: Iterable[tuple[int, int, int]]) -> tupl
     return tuple(offsets), tuple(lengths)
 
 
+def rank_at(mesh: Sequence[Axis]) -> int:
+    """Return the rank at this place of the job's mesh, whose last axis counts fastest."""
+    rank = 0
+    for axis in mesh:
+        rank = rank * axis.size + axis.coordinate
+    return rank
+
+
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether this is a DTensor, which may hold a part of a tensor only."""
     if type(tensor) in (Tensor, nn.Parameter, nn.Buffer):
@@ -122,17 +132,17 @@ def require_dense(name: str, tensor: Tensor) -> None:
         raise UserError(problem(name, kind, "has no bytes of its own to save", allowed="dense tensors with data"))
 
 
-def _cuts(name: str, placed: Sequence[tuple[Axis, Placement]]) -> list[tuple[int, int, int]]:
+def _cuts(name: str, tensor: DTensor) -> list[tuple[int, Axis]]:
     """Order the cuts as they were made: FSDP2 cuts what tensor parallelism left, and marks that by a strided placement."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
     first, then = [], []
-    for axis, placement in placed:
+    for axis, placement in zip(_axes(tensor.device_mesh), tensor.placements, strict=True):
         if isinstance(placement, _StridedShard):
-            then.append((placement.dim, axis.size, axis.coordinate))
+            then.append((placement.dim, axis))
         elif isinstance(placement, Shard):
-            first.append((placement.dim, axis.size, axis.coordinate))
+            first.append((placement.dim, axis))
         elif not isinstance(placement, Replicate):
             why = f"along {axis.name} is not a chunk of a tensor"
             raise UserError(problem(name, placement, why, allowed="Shard, Replicate", fix="redistribute it"))

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from trainer.checkpoint.format.records import ALIGN, Entry
+from trainer.checkpoint.format.records import (
+    ALIGN,
+    BLOCK_BYTES,
+    Entry,
+    MeshAxis,
+    MeshLayout,
+    StoredTensor,
+    TensorGroup,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class HeldChunk:
     replica_axes: tuple[str, ...]
     replica: int
     replicas: int
+    cuts: tuple[tuple[int, str], ...] = ()
+    """(dimension, axis) of each cut of the whole tensor, in their order."""
 
     @property
     def size(self) -> int:
@@ -45,23 +55,42 @@ class HeldChunk:
         return prod(self.lengths) * self.tensor.item_bytes
 
 
-def plan_chunks(held: Sequence[HeldChunk]) -> tuple[Entry, ...]:
+def plan_chunks(held: Sequence[HeldChunk], *, sharded: bool = False) -> tuple[Entry, ...]:
     """Plan one rank's data object: its entries in the order of their offsets, each start a multiple of ALIGN.
 
     The ranks that hold the same chunks cut these by bytes, on boundaries of the first dimension that is longer than one:
-    together they store each row once, and none of them is more than one row away from its even share. What has the most
-    replicas comes first, so that small tensors, which sharding replicates, lie together in a reader's block. Raises ValueError
-    when a name occurs twice.
+    together they store each row once, and none of them is more than one row away from its even share.
+
+    In a `sharded` run a reader wants few parts and few blocks. So where that would be less than a block each, the first of
+    these ranks alone store the chunks, and store them last: a reader gets few other bytes with them. Raises ValueError when a
+    name occurs twice.
     """
     names = [chunk.tensor.name for chunk in held]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"tensor names must be unique: {', '.join(twice)}")
-    groups: dict[tuple[int, tuple[str, ...]], list[HeldChunk]] = {}
-    for chunk in sorted(held, key=lambda chunk: chunk.tensor.name):
-        # The axes tell groups apart that have as many replicas on other ranks: each has to be cut alike on all of its own.
-        groups.setdefault((-chunk.replicas, chunk.replica_axes), []).append(chunk)
-    return tuple(_placed(entry for _, group in sorted(groups.items()) for entry in _cut_rows(group)))
+    first: list[Entry] = []
+    last: list[Entry] = []
+    for group in _groups(held):
+        storing = _storing(group) if sharded else group[0].replicas
+        (first if storing == group[0].replicas else last).extend(_cut_rows(group, storing))
+    entries = tuple(_placed(first, 0))
+    end = data_size(entries)
+    # The block that both would share is read for the sake of either: at most half of it is others' or empty.
+    boundary = BLOCK_BYTES if end % BLOCK_BYTES > BLOCK_BYTES // 2 else ALIGN
+    return (*entries, *_placed(last, -(-end // boundary) * boundary))
+
+
+def mesh_layout(held: Sequence[HeldChunk], axes: Sequence[MeshAxis]) -> MeshLayout:
+    """Record where a sharded run's ranks store what they hold, from the first rank's chunks: none has larger ones."""
+    tensors: dict[tuple[tuple[tuple[int, str], ...], int], list[StoredTensor]] = {}
+    for group in _groups(held):
+        storing = _storing(group)
+        for chunk in group:
+            meta = chunk.tensor
+            tensors.setdefault((chunk.cuts, storing), []).append(StoredTensor(meta.name, meta.dtype, meta.shape))
+    groups = (TensorGroup(*key, tuple(members)) for key, members in tensors.items())
+    return MeshLayout(tuple(axes), tuple(groups))
 
 
 def data_size(entries: Sequence[Entry]) -> int:
@@ -69,9 +98,25 @@ def data_size(entries: Sequence[Entry]) -> int:
     return entries[-1].start + entries[-1].size if entries else 0
 
 
-def _cut_rows(group: Sequence[HeldChunk]) -> Iterator[Entry]:
-    """Cut chunks that the same ranks hold, in name order; yield this rank's rows of each."""
-    replica, replicas = group[0].replica, group[0].replicas
+def _groups(held: Sequence[HeldChunk]) -> list[list[HeldChunk]]:
+    """Collect chunks that the same ranks hold, in name order; those with the most replicas come first."""
+    groups: dict[tuple[int, tuple[str, ...]], list[HeldChunk]] = {}
+    for chunk in sorted(held, key=lambda chunk: chunk.tensor.name):
+        # The axes tell groups apart that have as many replicas on other ranks: each has to be cut alike on all of its own.
+        groups.setdefault((-chunk.replicas, chunk.replica_axes), []).append(chunk)
+    return [group for _, group in sorted(groups.items())]
+
+
+def _storing(group: Sequence[HeldChunk]) -> int:
+    """Return how many of the ranks that hold these chunks store them: each at least a block, or one alone."""
+    return min(group[0].replicas, max(sum(chunk.size for chunk in group) // BLOCK_BYTES, 1))
+
+
+def _cut_rows(group: Sequence[HeldChunk], replicas: int) -> Iterator[Entry]:
+    """Cut chunks that the same ranks hold over the first `replicas` of these; yield this rank's rows of each."""
+    replica = group[0].replica
+    if replica >= replicas:
+        return
     total = sum(chunk.size for chunk in group)
     begin, end = replica * total // replicas, (replica + 1) * total // replicas
     offset = 0
@@ -107,8 +152,7 @@ def _rows(chunk: HeldChunk, first: int, last: int) -> Entry:
     return Entry(meta.name, meta.dtype, meta.shape, tuple(offsets), tuple(lengths), 0, prod(lengths) * meta.item_bytes)
 
 
-def _placed(entries: Iterable[Entry]) -> Iterator[Entry]:
-    start = 0
+def _placed(entries: Iterable[Entry], start: int) -> Iterator[Entry]:
     for entry in entries:
         yield Entry(entry.name, entry.dtype, entry.shape, entry.offsets, entry.lengths, start, entry.size)
         start += -(-entry.size // ALIGN) * ALIGN

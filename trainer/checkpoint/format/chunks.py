@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from trainer.checkpoint.format.records import Entry, RankIndex
+from trainer.checkpoint.format.records import Entry, RankIndex, StoredTensor
 from trainer.storage import CorruptObjectError
 
 
@@ -20,27 +20,37 @@ class Chunk:
 
 def chunks_by_name(indexes: Sequence[RankIndex]) -> dict[str, list[Chunk]]:
     """Collect each tensor's chunks over all parts, by offset; CorruptObjectError unless they cover it exactly once."""
+    by_name = collect_chunks(indexes)
+    for name, chunks in by_name.items():
+        first = chunks[0].entry
+        require_cover(
+            StoredTensor(name, first.dtype, first.shape), [chunk.entry for chunk in chunks], prod(first.shape)
+        )
+    return by_name
+
+
+def collect_chunks(indexes: Sequence[RankIndex]) -> dict[str, list[Chunk]]:
+    """Collect each tensor's chunks over some parts, by offset, whether or not they make it up."""
     by_name: dict[str, list[Chunk]] = {}
     for part, index in enumerate(indexes):
         for entry in index.entries:
             by_name.setdefault(entry.name, []).append(Chunk(part, entry))
-    for name, chunks in by_name.items():
+    for chunks in by_name.values():
         chunks.sort(key=lambda chunk: chunk.entry.offsets)
-        problem = _cover_problem([chunk.entry for chunk in chunks])
-        if problem:
-            raise CorruptObjectError(f"tensor {name}: {problem}")
     return by_name
 
 
-def _cover_problem(entries: Sequence[Entry]) -> str:
-    """Return why these chunks, sorted by offset, do not make one tensor, or the empty string."""
-    first = entries[0]
-    if any((e.shape, e.dtype) != (first.shape, first.dtype) for e in entries):
-        return "its chunks disagree about shape or dtype"
-    filled = [e for e in entries if e.size]
-    if sum(prod(e.lengths) for e in filled) != prod(first.shape):
-        return f"its chunks do not add up to shape {list(first.shape)}"
-    return "its chunks overlap" if _any_overlap(filled) else ""
+def require_cover(tensor: StoredTensor, entries: Sequence[Entry], elements: int) -> None:
+    """CorruptObjectError unless these are chunks of the tensor, overlap nowhere and have so many elements together."""
+    problem = ""
+    if any((e.shape, e.dtype) != (tensor.shape, tensor.dtype) for e in entries):
+        problem = "its chunks disagree about shape or dtype"
+    elif sum(prod(e.lengths) for e in entries) != elements:
+        problem = f"its chunks do not add up to shape {list(tensor.shape)}"
+    elif _any_overlap([e for e in entries if e.size]):
+        problem = "its chunks overlap"
+    if problem:
+        raise CorruptObjectError(f"tensor {tensor.name}: {problem}")
 
 
 def _any_overlap(entries: Sequence[Entry]) -> bool:

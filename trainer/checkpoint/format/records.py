@@ -87,6 +87,43 @@ class Part:
 
 
 @dataclass(frozen=True)
+class MeshAxis:
+    """One dimension of the device mesh of the ranks that saved; the last one counts fastest with the rank."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint: `dtype` is torch's name without `torch.`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Tensors that the mesh cuts alike: by `cuts`, pairs of a dimension and an axis, each of what the ones before it left.
+
+    Of the ranks that hold the same chunk, counted by the axes that cut nothing, the first `stored_by` alone store rows of it.
+    """
+
+    cuts: tuple[tuple[int, str], ...]
+    stored_by: int
+    tensors: tuple[StoredTensor, ...]
+
+
+@dataclass(frozen=True)
+class MeshLayout:
+    """Where the chunks of a sharded run lie, so that a reader finds its own without the indexes of all parts."""
+
+    axes: tuple[MeshAxis, ...]
+    groups: tuple[TensorGroup, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A committed checkpoint: if this object exists and verifies, every byte it names was stored before it."""
 
@@ -101,6 +138,8 @@ class Manifest:
     """What is not a tensor: data cursor, tokens seen, best metric, early-stopping counters, scaler…"""
     about: dict[str, Any] = field(default_factory=dict)
     """For people: versions of what saved it, and the newest evaluation's loss."""
+    layout: MeshLayout | None = None
+    """Of a sharded run; None where each part's index has to be read."""
 
     @property
     def id(self) -> ManifestId:
@@ -113,7 +152,8 @@ class Manifest:
 
 def encode(record: RankIndex | Manifest) -> bytes:
     """Return canonical JSON with its own checksum as one of its keys, which are sorted."""
-    return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(asdict(record))})
+    fields = {name: value for name, value in asdict(record).items() if (name, value) != ("layout", None)}
+    return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(fields)})
 
 
 def seal(body: dict[str, Any]) -> bytes:
@@ -191,9 +231,26 @@ def decode_manifest(raw: bytes) -> Manifest:
             ),
             state=dict(body["state"]),
             about=dict(body["about"]),
+            layout=_mesh_layout(body["layout"]) if "layout" in body else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRecordError(f"a field of the manifest is missing or wrong: {error!r}") from error
+
+
+def _mesh_layout(body: dict[str, Any]) -> MeshLayout:
+    axes = tuple(MeshAxis(str(axis["name"]), int(axis["size"])) for axis in body["axes"])
+    groups = tuple(
+        TensorGroup(
+            tuple((int(dim), str(axis)) for dim, axis in group["cuts"]),
+            int(group["stored_by"]),
+            tuple(StoredTensor(t["name"], t["dtype"], tuple(t["shape"])) for t in group["tensors"]),
+        )
+        for group in body["groups"]
+    )
+    unknown = {name for group in groups for _, name in group.cuts} - {axis.name for axis in axes}
+    if unknown or any(axis.size < 1 for axis in axes):
+        raise ValueError(f"layout: cuts by axes {sorted(unknown)} that its mesh lacks, or an axis has no ranks")
+    return MeshLayout(axes, groups)
 
 
 _KIND = {RankIndex: "rank-index", Manifest: "manifest"}

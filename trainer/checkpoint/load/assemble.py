@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,8 +10,9 @@ from math import prod
 import torch
 
 from lustrain.problem import UserError
-from trainer.checkpoint.format.chunks import Chunk, chunks_by_name
-from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.format.chunks import Chunk, collect_chunks, require_cover
+from trainer.checkpoint.format.mesh_layout import ranks_of, ranks_storing
+from trainer.checkpoint.format.records import Entry, Manifest, MeshLayout, Part, StoredTensor
 from trainer.checkpoint.load.memory import fresh_memory
 from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
 
@@ -39,30 +40,67 @@ class _Read:
     target: Region
 
 
-def read_tensors(readers: Sequence[PartReader], want: Wanted, threads: int) -> dict[str, torch.Tensor]:
+OpenParts = Callable[[Sequence[Part]], Sequence[PartReader]]
+
+
+def read_tensors(manifest: Manifest, open_parts: OpenParts, want: Wanted, threads: int) -> dict[str, torch.Tensor]:
     """Read what is wanted, verified and in parallel, into writable host memory.
 
     What lies in one piece in one part is a view of that part's memory, which lives as long as any of its views; everything else
-    is copied into memory of its own. Only the blocks that hold wanted rows are read, and verified as a whole. UserError names
-    every tensor of another shape than its region says; ValueError is for a region outside its tensor.
+    is copied into memory of its own. Where the manifest has a layout, only the parts that it names are opened. Only the blocks
+    that hold wanted rows are read, and verified as a whole. UserError names every tensor of another shape than its region says;
+    ValueError is for a region outside its tensor.
     """
-    misfits: list[str] = []
-    planned: dict[str, tuple[Chunk, Region, list[_Read]]] = {}
-    for name, chunks in chunks_by_name([reader.index for reader in readers]).items():
-        wanted = want(name)
-        if wanted is not False:
-            stored = chunks[0].entry
-            region = Region((0,) * len(stored.shape), stored.shape) if wanted is True else wanted
-            if region.shape not in (None, stored.shape):
-                misfits.append(misfit(name, stored.dtype, stored.shape, f"{stored.dtype}{list(region.shape or ())}"))
-                continue
-            planned[name] = (chunks[0], region, _reads(name, chunks, region))
-    if misfits:
-        raise UserError(misfits)
+    layout = manifest.layout
+    if layout is None:
+        readers = open_parts(manifest.parts)
+        chunks = collect_chunks([reader.index for reader in readers])
+        first = {name: found[0].entry for name, found in chunks.items()}
+        regions = _regions([StoredTensor(name, e.dtype, e.shape) for name, e in first.items()], want)
+    else:
+        regions = _regions([tensor for group in layout.groups for tensor in group.tensors], want)
+        ranks = _ranks_storing(layout, regions)
+        readers = open_parts([part for part in manifest.parts if part.rank in ranks])
+        chunks = collect_chunks([reader.index for reader in readers])
+    planned = {
+        tensor.name: (tensor, region, _reads(tensor, chunks.get(tensor.name, []), region))
+        for tensor, region in regions.items()
+    }
     fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
     with ThreadPoolExecutor(threads) as pool:
         done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
         return dict(zip(planned, done, strict=True))
+
+
+def _regions(stored: Sequence[StoredTensor], want: Wanted) -> dict[StoredTensor, Region]:
+    """Return the wanted region of each tensor of which any is wanted; errors as `read_tensors`."""
+    misfits: list[str] = []
+    regions: dict[StoredTensor, Region] = {}
+    for tensor in stored:
+        wanted = want(tensor.name)
+        if wanted is False:
+            continue
+        region = Region((0,) * len(tensor.shape), tensor.shape) if wanted is True else wanted
+        if region.shape not in (None, tensor.shape):
+            needed = f"{tensor.dtype}{list(region.shape or ())}"
+            misfits.append(misfit(tensor.name, tensor.dtype, tensor.shape, needed))
+            continue
+        ends = [offset + length for offset, length in zip(region.offsets, region.lengths, strict=True)]
+        if len(ends) != len(tensor.shape) or any(end > size for end, size in zip(ends, tensor.shape, strict=True)):
+            raise ValueError(f"{tensor.name}: {region} does not lie inside {list(tensor.shape)}")
+        regions[tensor] = region
+    if misfits:
+        raise UserError(misfits)
+    return regions
+
+
+def _ranks_storing(layout: MeshLayout, regions: Mapping[StoredTensor, Region]) -> set[int]:
+    ranks: set[int] = set()
+    for group in layout.groups:
+        for tensor in group.tensors:
+            if len(ranks) < ranks_of(layout) and (region := regions.get(tensor)):
+                ranks.update(ranks_storing(layout, group, tensor, region.offsets, region.lengths))
+    return ranks
 
 
 def misfit(name: str, dtype: str, shape: Sequence[int], needed: str) -> str:
@@ -116,12 +154,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _reads(name: str, chunks: Sequence[Chunk], region: Region) -> list[_Read]:
-    shape = chunks[0].entry.shape
+def _reads(tensor: StoredTensor, chunks: Sequence[Chunk], region: Region) -> list[_Read]:
+    """Plan the reading of a region; CorruptObjectError unless chunks of this tensor hold each element of it once."""
     ends = [offset + length for offset, length in zip(region.offsets, region.lengths, strict=True)]
-    if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-        raise ValueError(f"{name}: {region} does not lie inside {list(shape)}")
-    reads = []
+    if wrong := [c.entry for c in chunks if (c.entry.dtype, c.entry.shape) != (tensor.dtype, tensor.shape)]:
+        require_cover(tensor, wrong, 0)
+    reads, met = [], []
     for chunk in chunks:
         entry = chunk.entry
         first = [max(pair) for pair in zip(entry.offsets, region.offsets, strict=True)]
@@ -129,8 +167,10 @@ def _reads(name: str, chunks: Sequence[Chunk], region: Region) -> list[_Read]:
         lengths = tuple(end - begin for begin, end in zip(first, last, strict=True))
         if any(length <= 0 for length in lengths):
             continue
+        met.append(replace(entry, offsets=tuple(first), lengths=lengths))
         rows, inside = rows_holding(entry, Region(_relative_to(first, entry.offsets), lengths))
         reads.append(_Read(chunk.part, rows, inside, Region(_relative_to(first, region.offsets), lengths)))
+    require_cover(tensor, met, prod(region.lengths))
     return reads
 
 
@@ -145,14 +185,16 @@ def _blocks_of(readers: Sequence[PartReader], reads: Sequence[_Read]) -> list[tu
     return [(readers[part], number) for part in sorted(ranges) for number in blocks_covering(ranges[part])]
 
 
-def _assembled(readers: Sequence[PartReader], chunk: Chunk, region: Region, reads: Sequence[_Read]) -> torch.Tensor:
-    dtype = torch_dtype(chunk.entry.dtype)
+def _assembled(
+    readers: Sequence[PartReader], tensor: StoredTensor, region: Region, reads: Sequence[_Read]
+) -> torch.Tensor:
+    dtype = torch_dtype(tensor.dtype)
     if not reads:
         return torch.empty(region.lengths, dtype=dtype)
     if len(reads) == 1 and reads[0].rows.lengths == region.lengths:
         return chunk_tensor(readers[reads[0].part], reads[0].rows)
     count = prod(region.lengths)
-    memory = fresh_memory(count * ITEM_BYTES[chunk.entry.dtype])
+    memory = fresh_memory(count * ITEM_BYTES[tensor.dtype])
     target = torch.frombuffer(memory, dtype=dtype, count=count).view(region.lengths)
     for read in reads:
         rows = chunk_tensor(readers[read.part], read.rows)

@@ -17,9 +17,9 @@ from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
-from trainer.checkpoint.format.records import Manifest, encode
+from trainer.checkpoint.format.records import Manifest, Part, encode
 from trainer.checkpoint.load.assemble import Wanted, read_tensors
-from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
+from trainer.checkpoint.load.parts import OnEvent, PartReader, Places, open_parts, read_manifest
 from trainer.config import TierConfig
 from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
@@ -118,8 +118,12 @@ def read_checkpoint(
 
     ArchivedError says how many of its objects a lifecycle rule has moved to an archive.
     """
+
+    def opened(parts: Sequence[Part]) -> Sequence[PartReader]:
+        return open_parts(places, manifest.attempt, parts, on_event, threads)
+
     try:
-        return read_tensors(open_parts(places, manifest, on_event, threads), want, threads)
+        return read_tensors(manifest, opened, want, threads)
     except ArchivedError:
         refuse_archived("run", places.run.uri, places.run.list(f"{ATTEMPTS}{manifest.attempt}/"))
         raise

@@ -310,15 +310,17 @@ def read_block(store: ObjectStore, part: Part, index: RankIndex, number: int, ta
     _expect_checksum(target, block.crc64nvme, where)
 
 
-def open_parts(places: Places, manifest: Manifest, on_event: OnEvent, threads: int) -> list[PartReader]:
-    """Open readers of all parts of a checkpoint: indexes are read and checked, data is not read yet."""
+def open_parts(
+    places: Places, attempt: str, parts: Sequence[Part], on_event: OnEvent, threads: int
+) -> list[PartReader]:
+    """Open readers of parts of a checkpoint: indexes are read and checked, data is not read yet."""
     notes = TierNotes(on_event)
 
     def opened(part: Part) -> PartReader:
-        return PartReader(places, part, read_index(places, part, manifest.attempt, notes), notes)
+        return PartReader(places, part, read_index(places, part, attempt, notes), notes)
 
     with ThreadPoolExecutor(threads) as pool:
-        readers = list(pool.map(opened, manifest.parts))
+        readers = list(pool.map(opened, parts))
     notes.report_missing(len(readers))
     return readers
 

@@ -10,7 +10,8 @@ from queue import SimpleQueue
 
 from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
-from trainer.checkpoint.format.records import BLOCK_BYTES, Part, RankIndex
+from trainer.checkpoint.format.mesh_layout import layout_problem
+from trainer.checkpoint.format.records import BLOCK_BYTES, MeshLayout, Part, RankIndex
 from trainer.checkpoint.load.parts import Places, expect_data, logical_size, read_block, read_index, read_manifest
 from trainer.storage import CorruptObjectError, ObjectStore
 
@@ -54,7 +55,7 @@ def verify_checkpoint(
                 list(pool.map(lambda number, p=part, i=index: check.block(p, i, number), range(len(index.blocks))))
     whole = [index for index in indexes if index is not None]
     if len(whole) == len(indexes):
-        check.tensors(whole)
+        check.tensors(whole, manifest.layout)
     checked = sum(index.stored_size for index in whole)
     return VerifyReport(manifest_id, checked, time.monotonic() - started, check.problems)
 
@@ -89,8 +90,11 @@ class _Check:
             self._buffers.put(buffer)
         self._on_bytes(index.blocks[number].size)
 
-    def tensors(self, indexes: list[RankIndex]) -> None:
+    def tensors(self, indexes: list[RankIndex], layout: MeshLayout | None) -> None:
         try:
             chunks_by_name(indexes)
         except CorruptObjectError as error:
             self.problems.append(str(error))
+            return
+        if layout is not None and (problem := layout_problem(layout, indexes)):
+            self.problems.append(problem)

@@ -11,7 +11,7 @@ from typing import Any
 from lustrain.problem import problem
 from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.format.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
+from trainer.checkpoint.format.records import DamagedRecordError, Manifest, MeshLayout, Part, decode_manifest, encode
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import Places, check_parts, read_indexes
 from trainer.checkpoint.save.writer import Stored
@@ -25,6 +25,7 @@ def manifest_of(
     parent: ManifestId | None,
     state: dict[str, Any],
     about: dict[str, Any],
+    layout: MeshLayout | None = None,
 ) -> Manifest:
     """Build the manifest of an attempt from what each rank stored."""
     commit = attempt_commit(attempt)
@@ -40,13 +41,15 @@ def manifest_of(
         parts=tuple(_part(attempt, rank, stored[rank]) for rank in sorted(stored)),
         state=state,
         about=about,
+        layout=layout,
     )
 
 
 def commit(store: ObjectStore, lease: Lease, manifest: Manifest, *, check_cover: bool = False) -> Manifest:
     """Make a checkpoint out of stored parts; returns the manifest in the store, which may be one of an earlier try.
 
-    `check_cover` also reads what each rank says it stored, and refuses chunks that do not make up every tensor exactly once.
+    `check_cover` also reads what each rank says it stored, and refuses chunks that do not make up every tensor exactly once:
+    for ranks that did not store by one layout.
     Raises LostRunError when a newer job owns the run, StorageError when a part is missing or wrong, or the store does not
     serve. After a StorageError the put may still succeed: the checkpoint is then whole.
     """

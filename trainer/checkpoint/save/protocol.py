@@ -23,11 +23,15 @@ class SaveStart:
 
 @dataclass(frozen=True)
 class RankResult:
-    """One rank's result: what it stored, or `error`. `closed` is the number of the last call whose end it knows."""
+    """One rank's result: what it stored, or `error`. `closed` is the number of the last call whose end it knows.
+
+    `layout` is the checksum of the layout by which it stored, empty where that is none of the whole job.
+    """
 
     stored: Stored | None
     error: str
     closed: int
+    layout: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,4 +107,6 @@ class SaveProtocol:
 
 
 def _rank_result(body: dict[str, Any]) -> RankResult:
-    return RankResult(Stored(**body["stored"]) if body["stored"] else None, body["error"], body["closed"])
+    return RankResult(
+        Stored(**body["stored"]) if body["stored"] else None, body["error"], body["closed"], body["layout"]
+    )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
+from trainer.checkpoint.format.mesh_layout import layout_digest
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.lineage.prune import prune
 from trainer.checkpoint.save.child import WriterDiedError, WriterProcess
@@ -31,7 +33,7 @@ from trainer.checkpoint.save.writer import Job, StoreResult
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED
-from trainer.parallel.shards import Axis
+from trainer.parallel.shards import Axis, rank_at
 from trainer.parallel.votes import VoteBox, VoteError
 from trainer.storage import ObjectStore
 
@@ -87,12 +89,12 @@ class Checkpointer:
         self._in_flight: list[Flight] = []
         self._outcomes: list[FinishedSave] = []
         self._last_commit = parent
-        self._cover_checked = False
         self._last_seconds = 0.0
         self._last_closed = -1
         self._lost: LostRunError | None = None
         self._stop = threading.Event()
         self._protocol = SaveProtocol(votes, rank, generation, self._stop)
+        self._is_whole_job = votes.world_size == prod(axis.size for axis in mesh) and rank == rank_at(mesh)
         self._written: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._staged: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._commits: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -263,7 +265,11 @@ class Checkpointer:
             self._report_restarts(reply.error)
         for tier, why in reply.tiers.items():
             self._on_event("tier_failed", {"step": flight.step, "tier": tier, "detail": why})
-        return RankResult(reply.stored, reply.error, self._last_closed)
+        return RankResult(reply.stored, reply.error, self._last_closed, self._layout_of(flight))
+
+    def _layout_of(self, flight: Flight) -> str:
+        layout = flight.staged.layout if flight.staged and self._is_whole_job else None
+        return layout_digest(layout) if layout else ""
 
     def _job(self, flight: Flight, staged: Staged) -> Job:
         return Job(
@@ -319,13 +325,20 @@ class Checkpointer:
             return SaveOutcome(False, "; ".join(failed[:3]) + more)
         assert self._lease is not None
         attempt = flight.plan.attempt
-        new = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.metadata)
+        # Ranks of one mesh that cut the same tensors alike hold each element, so that no index has to be read for that.
+        layout = flight.staged.layout if flight.staged else None
+        alike = {result.layout for result in results.values()} == {self._layout_of(flight)} != {""}
+        new = manifest_of(
+            attempt,
+            stored,
+            parent=self._parent,
+            state=flight.state,
+            about=flight.metadata,
+            layout=layout if alike else None,
+        )
         if self._before_commit is not None:
             self._before_commit(flight.step)
-        # Once is enough: what each rank stores of which tensor does not change before the next start.
-        check_cover = self._staging.sharded and not self._cover_checked
-        manifest = commit(self._store, self._lease, new, check_cover=check_cover)
-        self._cover_checked = True
+        manifest = commit(self._store, self._lease, new, check_cover=layout is not None and not alike)
         earlier = manifest.attempt != attempt
         detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return SaveOutcome(True, detail, manifest.data_bytes)

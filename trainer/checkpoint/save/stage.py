@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, plan_chunks
-from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
+from trainer.checkpoint.format.records import Entry, MeshAxis, MeshLayout
 from trainer.parallel.shards import Axis, LocalShard, local_shard, require_dense
 from trainer.storage.direct import seal
 
@@ -56,7 +55,7 @@ def held_chunk(shard: LocalShard) -> HeldChunk:
     tensor = shard.tensor
     require_dense(shard.name, tensor)
     meta = TensorMeta(shard.name, str(tensor.dtype).removeprefix("torch."), shard.shape, tensor.element_size())
-    return HeldChunk(meta, shard.offsets, shard.lengths, shard.replica_axes, shard.replica, shard.replicas)
+    return HeldChunk(meta, shard.offsets, shard.lengths, shard.replica_axes, shard.replica, shard.replicas, shard.cuts)
 
 
 _numbers = itertools.count()
@@ -158,6 +157,8 @@ class Staged:
     buffer: StagingBuffer
     entries: tuple[Entry, ...]
     size: int
+    layout: MeshLayout | None
+    """Of a sharded run: where its ranks store what they hold, if all of them have the same mesh and tensors."""
 
 
 class Staging:
@@ -172,6 +173,7 @@ class Staging:
         self._changed = threading.Condition()
         self._held: list[HeldChunk] = []
         self._entries: tuple[Entry, ...] = ()
+        self._layout: MeshLayout | None = None
         self._preparing: Future[StagingBuffer] | None = None
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
@@ -193,7 +195,7 @@ class Staging:
         entries = self._lay_out(shards)
         size = data_size(entries)
         buffer = self._take(size, urgent, wait_s)
-        staged = Staged(buffer, entries, size)
+        staged = Staged(buffer, entries, size, self._layout)
         try:
             buffer.fill(entries, {shard.name: shard for shard in shards})
         except BaseException:
@@ -210,12 +212,6 @@ class Staging:
             else:
                 self._free.append(staged.buffer)
             self._changed.notify_all()
-
-    @property
-    def sharded(self) -> bool:
-        """Whether what was staged last has a tensor of which no rank holds everything."""
-        ranks = prod(axis.size for axis in self._mesh)
-        return any(chunk.replicas < ranks for chunk in self._held)
 
     @property
     def living(self) -> set[int]:
@@ -266,7 +262,11 @@ class Staging:
     def _lay_out(self, shards: Sequence[LocalShard]) -> tuple[Entry, ...]:
         held = [held_chunk(shard) for shard in shards]
         if held != self._held:
-            self._entries, self._held = plan_chunks(held), held
+            # The same on all ranks, unlike what a rank holds: of a tensor of one row the first rank of a shard holds all.
+            sharded = any(chunk.cuts for chunk in held)
+            axes = [MeshAxis(axis.name, axis.size) for axis in self._mesh]
+            self._layout = mesh_layout(held, axes) if sharded else None
+            self._entries, self._held = plan_chunks(held, sharded=sharded), held
         return self._entries
 
 

@@ -1,0 +1,59 @@
+"""A rank of a sharded run reads the indexes and the bytes of the parts that hold its chunks, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lustrain.problem import UserError
+from tests.checkpoint.loading import NEW, Counting, load_alone
+from tests.checkpoint.written import Cut, assert_same, held_on, rewrite_manifest, write_sharded
+from trainer.checkpoint.format.layout import index_key
+from trainer.checkpoint.format.records import BLOCK_BYTES
+from trainer.checkpoint.load.assemble import Region, cut
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places, ignore_event
+from trainer.checkpoint.load.verify import verify_checkpoint
+from trainer.storage.local import LocalStore
+
+MESH = {"replicate": 1, "shard": 3}
+ROWS = 3 * 9 * BLOCK_BYTES // 8 // 4096
+"""Of 1,024 floats: each of three ranks holds a block and an eighth."""
+
+
+def training_state(rows: int) -> dict[str, Cut]:
+    """A matrix, a few norms and the optimizer's counts, as FSDP2 cuts them."""
+    state: dict[str, Cut] = {"model/matrix": (torch.arange(rows * 1024.0).view(rows, 1024), ((0, "shard"),))}
+    for number in range(10):
+        state[f"model/norm{number}"] = (torch.randn(97), ((0, "shard"),))
+        state[f"optim/norm{number}/step"] = (torch.tensor(float(number)), ())
+    return state
+
+
+@pytest.mark.slow
+def test_rank_reads_its_share_and_the_indexes_of_its_chunks(store: LocalStore) -> None:
+    state = training_state(ROWS)
+    manifest = write_sharded(store, NEW.step, MESH, state)
+    for rank in range(3):
+        held = held_on(MESH, rank, state)
+        regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths, chunk.tensor.shape) for chunk in held}
+        counting = Counting(store.uri)
+        read = read_checkpoint(Places(counting), manifest, want=regions.__getitem__, on_event=ignore_event)
+        assert_same(read, {name: cut(state[name][0], region) for name, region in regions.items()})
+        assert sum(counting.bytes.values()) <= 1.2 * sum(chunk.size for chunk in held)
+        indexes = {key for key in counting.bytes if key.endswith(".json")}
+        assert indexes == {index_key(manifest.attempt, part) for part in {0, rank}}
+
+
+def test_layout_that_hides_a_chunk_is_damage_that_names_the_tensor(store: LocalStore) -> None:
+    manifest = write_sharded(store, NEW.step, MESH, training_state(6))
+    assert verify_checkpoint(store, NEW).ok
+    layout = manifest.layout
+    assert layout is not None
+    groups = tuple(replace(group, cuts=()) for group in layout.groups)
+    rewrite_manifest(store, manifest, layout=replace(layout, groups=groups))
+    with pytest.raises(UserError, match="tensor model/matrix: its chunks do not add up"):
+        load_alone(store, [NEW])
+    assert "model/matrix" in verify_checkpoint(store, NEW).problems[0]
