@@ -253,8 +253,8 @@ class Budget(Section):
 class Alarms(Section):
     emails: tuple[str, ...] = ()
     unread_notices: bool = False
-    """Mail when a notice lies in the interruption queue for 10 minutes. Set it when something of yours reads the queue: nothing
-    that is shipped does yet, and EC2's notices there are those of the whole account."""
+    """Mail when nothing has read a notice of the interruption queue for 10 minutes. Runs read it while they train. Off by
+    default: EC2's notices there are those of the whole account, and nodes may be idle."""
     lustre_free_fraction: Fraction = 0.15
     nat_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
     home_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0

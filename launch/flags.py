@@ -27,6 +27,9 @@ class TrainFlags:
     give_up: str | None = flag(
         None, "hours to wait for nodes or for the run's store; else 6, over SSH on rented nodes 1"
     )
+    grow_after: str | None = flag(
+        None, "with --nodes N-M: minutes that a smaller launch runs before it grows; else 10, or 20 times its start"
+    )
     python: str | None = flag(None, "interpreter with the trainer on the nodes; else this one, in an image python3")
     partition: str | None = flag(None, "Slurm: partition; else that of the Cluster's only group of workers")
     account: str | None = flag(None, "Slurm: account; else the Cluster's")

@@ -135,7 +135,8 @@ def resolve_request(
         others = {flag for its in backends.values() for flag in its.own_flags} - set(backend.own_flags)
         for flag in sorted(flag for flag in others if getattr(flags, flag) is not None):
             where = " or ".join(other for other, its in backends.items() if flag in its.own_flags)
-            problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {where}"))
+            path = f"--{flag.replace('_', '-')}"
+            problems.append(problem(path, getattr(flags, flag), f"only valid with --on {where}"))
     min_nodes, max_nodes = _nodes(flags, problems)
     spare = int(_number("--spare", flags.spare, 0, MAX_NODES, problems))
     group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
@@ -154,6 +155,12 @@ def resolve_request(
     max_wait_h = RENTED_WAIT_H if rented and not backend.scheduler_can_replace_nodes else WAIT_H
     if flags.give_up is not None:
         max_wait_h = _number("--give-up", flags.give_up, 0, 8760, problems, whole=False)
+    grow_after_s = None
+    if flags.grow_after is not None:
+        grow_after_s = 60 * _number("--grow-after", flags.grow_after, 0, 525_600, problems, whole=False)
+        if min_nodes == max_nodes:
+            fix = "give a range of nodes, or leave it out"
+            problems.append(problem("--grow-after", flags.grow_after, "only valid with --nodes N-M", fix=fix))
     policy = RestartPolicy(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -164,6 +171,7 @@ def resolve_request(
         allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
         scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
         nodes_are_rented=rented,
+        grow_after_s=grow_after_s,
     )
     if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
         problems.append(_unusable_ranks(flags, config, policy, one_machine=not backend.uses_groups))
@@ -359,6 +367,8 @@ def _settings(config: Config, run: str, cluster: Cluster | None) -> Config:
     filled: dict[str, Any] = {} if interrupt.stop_uri else {"stop_uri": f"{run}/{STOP}"}
     if cluster and cluster.backend != "machines" and "metadata" not in interrupt.model_fields_set:
         filled["metadata"] = True
+    if cluster and cluster.interruption_queue and "queue" not in interrupt.model_fields_set:
+        filled["queue"] = cluster.interruption_queue
     if cluster and cluster.capacity.ends_at and interrupt.deadline is None:
         filled["deadline"] = (cluster.capacity.ends_at - LEAVE).isoformat()
     updates: Mapping[str, Any] = {

@@ -266,6 +266,8 @@ class InterruptConfig(Section):
     """Poll the EC2 instance metadata service (IMDSv2) for spot, rebalance and Auto Scaling notices."""
     rebalance: bool = False
     """Treat a rebalance recommendation as a notice."""
+    queue: str | None = None
+    """URL of the cluster's interruption queue (SQS), read by rank 0: notices about nodes of this run; empty for none."""
     poll_s: Seconds = 2.0
     deadline: str | None = None
     """RFC 3339 time at which the instances go, e.g. 2026-12-01T11:00:00Z: for a capacity block 30 minutes before its end."""

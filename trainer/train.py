@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import socket
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from lustrain.process import signal_when_orphaned
 from trainer import config as configuration
@@ -100,6 +103,8 @@ def prepare(
     run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, task, world, relay.event))
     if world.device.type == "cuda" and world.world_size > 1:
         check_transport(config, world, votes, relay.event)
+    if config.interrupt.queue:
+        read_queue(world, votes, watch)
     open_and_compare_data(config, task, world, votes)
     cleanup.callback(task.close)
 
@@ -133,6 +138,20 @@ def check_transport(config: Config, world: World, votes: VoteBox, on_event: OnEv
     transport = run_on_all_ranks(votes, world.rank, "start/transport", lambda: read_transport().to_json(), require)
     if transport and world.rank == 0:
         on_event("transport", transport)
+
+
+def read_queue(world: World, votes: VoteBox, watch: NoticeWatcher) -> None:
+    """Have rank 0 read the interruption queue, once it knows the instances of the run."""
+
+    def instance() -> dict[str, Any]:
+        return {"id": watch.instance_id(), "host": socket.gethostname()} if world.local_rank == 0 else {}
+
+    def by_id(answers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        return {answer["id"]: answer["host"] for answer in answers.values() if answer.get("id")}
+
+    nodes = run_on_all_ranks(votes, world.rank, "start/instances", instance, by_id)
+    if world.rank == 0:
+        watch.read_queue(nodes)
 
 
 def build(config: Config, task: Task, world: World, watch: NoticeWatcher, sink: Sink) -> Training:

@@ -9,10 +9,11 @@ import pulumi_aws as aws
 
 from infra.plan.watch import interruptions as events
 from infra.plan.watch.interruptions import ChannelPlan
+from lustrain.capacity_events import LOOK_S
 
 
 class Interruptions(pulumi.ComponentResource):
-    """One queue for the watcher, one topic for people; mail addresses must be confirmed by a click before they get any."""
+    """One queue for the runs, one topic for people; mail addresses must be confirmed by a click before they get any."""
 
     queue_url: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
@@ -48,7 +49,7 @@ class Interruptions(pulumi.ComponentResource):
             f"{name}-queue",
             name=plan.queue,
             message_retention_seconds=events.RETENTION_SECONDS,
-            visibility_timeout_seconds=events.VISIBILITY_SECONDS,
+            visibility_timeout_seconds=LOOK_S,
             receive_wait_time_seconds=events.LONG_POLL_SECONDS,
             sqs_managed_sse_enabled=True,
             # In the provider's own spelling, or each preview would find a difference in the spaces.

@@ -21,7 +21,7 @@ from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
-from launch.supervisor.policy import Launch, Stop, launch_of
+from launch.supervisor.policy import ExtraNodes, Launch, Stop, launch_of
 from lustrain.cluster import Cluster
 from lustrain.problem import Problem, UserError, problem
 from trainer.environment import ATTEMPT
@@ -156,7 +156,10 @@ class LocalExecutor:
     def healthy_nodes(self) -> list[str]:
         return [NODE]
 
-    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+    def extra_nodes(self, running: Sequence[str]) -> ExtraNodes:
+        return ExtraNodes()
+
+    def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
         environment = {**os.environ, ATTEMPT: str(number)}
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:

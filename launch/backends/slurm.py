@@ -73,7 +73,7 @@ class Job:
 
 
 class SlurmBackend:
-    own_flags = ("account", "image", "partition", "qos", "time")
+    own_flags = ("account", "grow_after", "image", "partition", "qos", "time")
     uses_groups = True
     scheduler_can_replace_nodes = True
 

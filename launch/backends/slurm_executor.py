@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
@@ -32,7 +32,17 @@ from launch.container import (
 )
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
-from launch.supervisor.policy import LOST_RUN, PEERS, REQUEUE, USAGE, Launch, Requeue, RestartPolicy, launch_of
+from launch.supervisor.policy import (
+    LOST_RUN,
+    PEERS,
+    REQUEUE,
+    USAGE,
+    ExtraNodes,
+    Launch,
+    Requeue,
+    RestartPolicy,
+    launch_of,
+)
 
 UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *"*~#!%")
 """Parts of the state of a node that takes no new step, or will soon be powered down: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
@@ -280,7 +290,23 @@ class Allocation:
         usable = {name for name, state, _ in rows if not any(part in state for part in UNUSABLE)}
         return [node for node in nodes if node in usable]
 
-    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+    def extra_nodes(self, running: Sequence[str]) -> ExtraNodes:
+        usable = [node for node in self._usable_nodes() if node not in running]
+        if self._runtime.container is not None:
+            # Another one is tried when the next launch begins: that takes minutes.
+            usable = [node for node in usable if self._tried.get(node)]
+        return ExtraNodes(tuple(usable), tuple(node for node in self._free_nodes() if node not in self.unfit_nodes))
+
+    def _free_nodes(self) -> list[str]:
+        """Return the nodes of the partition that are idle and on; none while another job waits there for its turn."""
+        partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
+        if _output("squeue", "--noheader", "--states=PENDING", partition, "--format=%A").strip():
+            return []
+        lines = _output("sinfo", "--noheader", "--Node", partition, "--states=idle", "--format=%N %T").splitlines()
+        rows = [line.split() for line in lines if len(line.split()) == 2]
+        return [name for name, state in rows if not any(part in state for part in UNUSABLE)]
+
+    def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
         plan = self._plan
         # The launcher of a node has all of its cores, and binds ranks to them itself. A step that lost a node holds its
         # resources until Slurm hears of that node again: without --overlap the next step would wait for them forever.
@@ -301,8 +327,12 @@ class Allocation:
         if self.time_limit_reached:
             # The signal came before there was a step to pass it on to.
             self._step.send_signal(signal.SIGUSR1)
+        ending = False
         while self._step.poll() is None:
             self._watch_over_this_host()
+            if not ending and should_end():
+                ending = True
+                self._step.send_signal(signal.SIGUSR1)
             with suppress(subprocess.TimeoutExpired):
                 self._step.wait(POLL_S)
         return self._step.returncode if self._step.returncode >= 0 else 1

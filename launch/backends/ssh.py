@@ -66,7 +66,7 @@ class SshOptions:
 
 
 class SshBackend:
-    own_flags = ("image",)
+    own_flags = ("grow_after", "image")
     uses_groups = True
     scheduler_can_replace_nodes = False
 

@@ -30,6 +30,7 @@ from launch.backends.ssh_unit import (
     unit_name,
 )
 from launch.supervisor.executor import TemporarilyUnavailable
+from launch.supervisor.policy import ExtraNodes
 from lustrain.problem import UNREACHABLE, UserError
 from node_setup.fleet.faults import NOT_REACHED, SUDO, Fault
 from node_setup.fleet.hosts import Node
@@ -102,13 +103,30 @@ class SshExecutor:
         """Return the nodes that `healthy_nodes` has named."""
         return [self._known[name] for name in names]
 
-    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+    def extra_nodes(self, running: Sequence[str]) -> ExtraNodes:
+        try:
+            others = [node for node in self._list_nodes() if node.name not in running]
+        except UserError as error:
+            raise TemporarilyUnavailable(str(error)) from None
+        # The next launch fetches the image: that may take many minutes, in which this one is not followed.
+        inspections = self._nodes.inspect(others, self._plan, try_image=False)
+        idle = (node.name for node, one in inspections.items() if not one.why and not any(one.running()))
+        return ExtraNodes(tuple(idle))
+
+    def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
         chosen = self.known_nodes(nodes)
         if not self._start(number, chosen):
             self._signal_all(unit_name(self._plan.run, number), chosen, "TERM")
-        return self.follow(number, chosen)
+        return self.follow(number, chosen, should_end=should_end)
 
-    def follow(self, number: int, nodes: Sequence[Node], *, age_s: float | None = None) -> int:
+    def follow(
+        self,
+        number: int,
+        nodes: Sequence[Node],
+        *,
+        age_s: float | None = None,
+        should_end: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Wait for the end of a launch, and return the job's exit code.
 
         `age_s`: seconds since another process began it, which may be about to start it.
@@ -119,7 +137,7 @@ class SshExecutor:
             self._expect(unit, nodes, age_s)
         first_end: float | None = None
         stopped_at: float | None = None
-        silent = False
+        silent = ending = False
         signalled: dict[Node, float] = {}
         while True:
             states = self._states(unit, nodes)
@@ -137,7 +155,8 @@ class SshExecutor:
             if self._signal and silent:
                 why = f"no node answers: whether launch {number} goes on is not known"
                 raise UserError(f"{why}; fix: fab train … --resume once they answer", UNREACHABLE)
-            if self._signal:
+            ending = ending or (all(state == RUNNING for state in states) and should_end())
+            if self._signal or ending:
                 # One that starts, or does not answer, gets it later.
                 here = [node for node, state in zip(nodes, states, strict=True) if state == RUNNING]
                 due = [node for node in here if now - signalled.get(node, -SIGNAL_AGAIN_S) >= SIGNAL_AGAIN_S]

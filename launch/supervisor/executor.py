@@ -3,10 +3,10 @@ only: Slurm's batch script carries this file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from launch.supervisor.policy import Launch
+from launch.supervisor.policy import ExtraNodes, Launch
 
 
 class TemporarilyUnavailable(Exception):
@@ -46,8 +46,15 @@ class Executor(Protocol):
         """Return the nodes that can be used, in the order of preference. TemporarilyUnavailable."""
         ...
 
-    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
-        """Start the ranks, wait for all of them, and return the job's exit code."""
+    def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
+        """Start the ranks, wait for all of them, and return the job's exit code.
+
+        Once `should_end`, which is called every few seconds, is true, they get a signal: they save, and end with 85.
+        """
+        ...
+
+    def extra_nodes(self, running: Sequence[str]) -> ExtraNodes:
+        """Return what a launch beside this running one could have; touches nothing there. TemporarilyUnavailable."""
         ...
 
     def sleep(self, seconds: float) -> None:

@@ -12,6 +12,9 @@ from launch.supervisor.policy import (
     LOST_RUN,
     PEERS,
     REQUEUE,
+    Decision,
+    Growth,
+    Launch,
     Requeue,
     RestartPolicy,
     Start,
@@ -19,10 +22,14 @@ from launch.supervisor.policy import (
     Wait,
     decide,
     final_decision,
+    grows_at,
+    growth,
 )
 
 POLL_S = 5.0
 """Seconds between two looks at missing nodes, or at the run's store."""
+GROW_POLL_S = 30.0
+"""Seconds between two looks for nodes with which a running launch could be larger."""
 MAX_WAIT_S = 6 * 3600.0
 MAX_IDLE_ALLOCATION_S = 900.0
 """How long the nodes of a scheduler are held while nothing trains on them."""
@@ -41,13 +48,17 @@ def supervise(
 ) -> Stop | Requeue:
     """Keep the run going until it is done, or nothing here can bring it on."""
     waiting_for, since = "", None
+    grown: Growth | None = None
     while True:
         number = None
         try:
             history, stop = journal.read()
             stop = stop or executor.stop_reason()
             # A run that has ended does not wait for a scheduler that does not answer.
-            decision = final_decision(policy, history, clock(), stop) or decide(
+            decision: Decision | None = final_decision(policy, history, clock(), stop)
+            if decision is None and grown is not None and grown.requeue and history[-1].code == REQUEUE:
+                decision = Requeue((), f"the run goes on with {grown.size} nodes if it gets them")
+            decision = decision or decide(
                 policy,
                 history,
                 executor.healthy_nodes(),
@@ -66,7 +77,10 @@ def supervise(
             return decision
         if number is not None and isinstance(decision, Start):
             waiting_for, since = "", None
-            if _run_launch(executor, journal, number, decision.nodes, log) == LOST_RUN:
+            watch = GrowthWatch(executor, policy, history, decision.nodes, journal.launcher_id, log, clock)
+            code = _run_launch(executor, journal, number, decision.nodes, watch.should_end, log)
+            grown = watch.growth
+            if code == LOST_RUN:
                 # The run's new owner has ended this launch's record, and begun one of its own.
                 return Stop(LOST_RUN, FINAL[LOST_RUN])
         if isinstance(decision, Wait):
@@ -108,12 +122,54 @@ def _announce_and_pause(executor: Executor, start: Start, log: Callable[[str], N
     return not executor.stop_reason()
 
 
+class GrowthWatch:
+    """Looks, while a launch runs, whether the run could go on with more nodes."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        policy: RestartPolicy,
+        history: Sequence[Launch],
+        running: Sequence[str],
+        launcher_id: str,
+        log: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._executor, self._policy, self._history, self._running = executor, policy, history, running
+        self._launcher_id, self._log, self._clock = launcher_id, log, clock
+        self._next_look = grows_at(policy, history, running, clock())
+        self.growth: Growth | None = None
+        """Why the launch was ended; None where that was not for its growth."""
+
+    def should_end(self) -> bool:
+        """Whether the launch shall save and end, which is logged once."""
+        now = self._clock()
+        if self.growth is not None or self._next_look is None or now < self._next_look:
+            return self.growth is not None
+        self._next_look = now + GROW_POLL_S
+        try:
+            extra = self._executor.extra_nodes(self._running)
+        except TemporarilyUnavailable:
+            return False
+        self.growth = growth(self._policy, self._history, self._running, extra, now, launcher_id=self._launcher_id)
+        if self.growth is not None:
+            starts = [launch.start_s for launch in self._history if launch.start_s]
+            cost = f", about {starts[-1]:.0f} s" if starts else ""
+            self._log(f"{self.growth.why}; it costs one restart{cost}")
+        return self.growth is not None
+
+
 def _run_launch(
-    executor: Executor, journal: Journal, number: int, nodes: Sequence[str], log: Callable[[str], None]
+    executor: Executor,
+    journal: Journal,
+    number: int,
+    nodes: Sequence[str],
+    should_end: Callable[[], bool],
+    log: Callable[[str], None],
 ) -> int:
     """Run a launch that has been recorded, record its end, and return its exit code."""
     # A stop that came while the record was written ends it before a rank starts.
-    code = REQUEUE if executor.stop_reason() else executor.run_launch(number, nodes)
+    code = REQUEUE if executor.stop_reason() else executor.run_launch(number, nodes, should_end)
     try:
         journal.finish(number, code)
     except TemporarilyUnavailable as error:

@@ -24,6 +24,11 @@ LEAVING_S, DAY_S = 600.0, 86_400.0
 its successor."""
 
 
+GROW_AFTER_S, GROW_STARTS, GROW_AGAIN = 600.0, 20.0, 4.0
+"""A launch that makes way for a larger one has run for ten minutes at least, and for so many times what a start costs: about a
+twentieth of the time is the most that growing may cost. After one that brought no more nodes, the next waits so much longer."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """One start of the ranks, after its end. Times are Unix seconds."""
@@ -81,6 +86,8 @@ class RestartPolicy:
     """Nodes cost money while nothing trains on them."""
     deadline: float | None = None
     """Unix seconds after which no launch begins, because the capacity ends."""
+    grow_after_s: float | None = None
+    """How long a launch runs before it makes way for one on more nodes; None: GROW_AFTER_S, or GROW_STARTS times its start."""
 
     @property
     def max_ranks(self) -> int:
@@ -131,6 +138,26 @@ class Stop:
 Decision = Union[Start, Wait, Requeue, Stop]
 
 
+@dataclass(frozen=True)
+class ExtraNodes:
+    """Nodes that a running launch does not use and the next one could."""
+
+    held: tuple[str, ...] = ()
+    """The executor can start ranks there."""
+    free: tuple[str, ...] = ()
+    """A scheduler would give them to this job if it were requeued."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The running launch saves and ends, because the next one can have this many nodes."""
+
+    size: int
+    why: str
+    requeue: bool = False
+    """The scheduler has to give the job its nodes anew."""
+
+
 def decide(
     policy: RestartPolicy,
     history: Sequence[Launch],
@@ -178,6 +205,59 @@ def final_decision(policy: RestartPolicy, history: Sequence[Launch], now: float,
     if policy.deadline is not None and now >= policy.deadline:
         return Stop(REQUEUE, "its capacity ends, by interrupt.deadline")
     return None
+
+
+def growth(
+    policy: RestartPolicy,
+    history: Sequence[Launch],
+    running: Sequence[str],
+    extra: ExtraNodes,
+    now: float,
+    *,
+    launcher_id: str = "",
+) -> Growth | None:
+    """Return on how many more nodes a run could go on than those of its running launch; None where it stays as it is.
+
+    A larger size has to be usable: micro-batches for all ranks, and whole replicas of the model. Nodes that were blamed twice
+    are no reason to grow.
+    """
+    leaving = {node for launch in history if now - launch.ended < LEAVING_S for node in launch.noticed}
+    unfit = leaving | (set() if policy.allow_blamed_nodes else repeatedly_blamed(history, now))
+    # In a new allocation, a node that this one has lost counts as healthy.
+    lost = recently_lost_nodes(history, launcher_id, now) if policy.scheduler_can_replace_nodes else set()
+    held = [node for node in extra.held if node not in {*running} | unfit | lost]
+    free = [node for node in extra.free if node not in {*running, *held} | unfit]
+    size = policy.usable_nodes(len(running) + len(held))
+    if size > len(running):
+        names = ", ".join(held[: size - len(running)])
+        return Growth(size, f"{names} can be used: saving, to go on with {_nodes(size)} instead of {len(running)}")
+    size = policy.usable_nodes(len(running) + len(held) + len(free))
+    if policy.scheduler_can_replace_nodes and size > len(running):
+        why = f"{', '.join(free)} would be free: saving, and back to the queue for {_nodes(size)} instead of {len(running)}"
+        return Growth(size, why, requeue=True)
+    return None
+
+
+def grows_at(policy: RestartPolicy, history: Sequence[Launch], running: Sequence[str], began: float) -> float | None:
+    """Return the Unix time from which a launch that began then may make way for a larger one; None for never."""
+    if len(running) >= policy.max_nodes:
+        return None
+    starts = [launch.start_s for launch in history[-3:] if launch.start_s]
+    wait = max(GROW_AFTER_S, GROW_STARTS * max(starts, default=0.0))
+    wait = wait if policy.grow_after_s is None else policy.grow_after_s
+    size = len(running)
+    for launch in reversed(history):
+        # It was ended, not by a notice, and the one after it had no more nodes.
+        if launch.code != REQUEUE or launch.noticed or size > len(launch.nodes):
+            break
+        wait, size = wait * GROW_AGAIN, len(launch.nodes)
+    # A restart shortly before the end of the capacity gains nothing.
+    at = began + min(wait, DAY_S)
+    return at if policy.deadline is None or at + wait < policy.deadline else None
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def repeatedly_blamed(history: Sequence[Launch], now: float) -> set[str]:

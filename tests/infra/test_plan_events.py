@@ -12,8 +12,8 @@ from moto.events.models import EventPattern, EventPatternParser
 
 from infra.config import ClusterSpec, parse
 from infra.plan.place import Place
-from infra.plan.watch import interruptions as events
-from infra.plan.watch.interruptions import channel, patterns
+from infra.plan.watch.interruptions import RECEIVE_LIMIT, RETENTION_SECONDS, channel, patterns
+from lustrain import capacity_events as events
 from tests.infra import edits
 
 PLACE = Place("us-east-1", "123456789012")
@@ -175,6 +175,10 @@ def test_every_example_stack_has_a_channel_that_aws_accepts(stack: str) -> None:
         assert len(signal.description) <= shapes["RuleDescription"]["max"]
         assert len(json.dumps(signal.pattern)) <= 2048
         EventPatternParser(json.dumps(signal.pattern)).parse()
+
+
+def test_looks_of_readers_bring_no_message_to_the_dead_letters() -> None:
+    assert RETENTION_SECONDS / events.LOOK_S < RECEIVE_LIMIT <= 1000
 
 
 def test_arns_follow_the_partition() -> None:

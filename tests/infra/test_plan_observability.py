@@ -98,7 +98,7 @@ READ: dict[str, Any] = {"alarms": {"unread_notices": True}}
 
 
 @pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm", "hyperpod-eks"])
-def test_nobody_is_mailed_about_unread_notices_where_nothing_reads_them(backend: str) -> None:
+def test_unread_notices_send_mail_only_where_switched_on(backend: str) -> None:
     """HyperPod's states and the spot notices of the whole account lie in every queue from the first hour on."""
     assert alarm("queue", spec(backend)) is None
     assert alarm("queue", spec(backend, **READ)) is not None

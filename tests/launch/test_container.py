@@ -235,7 +235,7 @@ def test_node_without_a_container_is_tried_again_and_left_out(planted: Path, mon
     assert allocation.unfit_nodes == ["b"]
     trial, again = calls(planted)
     assert ("--nodelist a,b" in trial, "--nodelist b" in again) == (True, True)
-    assert allocation.run_launch(3, ["a"]) == 0
+    assert allocation.run_launch(3, ["a"], lambda: False) == 0
     launch = calls(planted)[2]
     assert "--name=lustrain-job-7-0" in launch
     assert {"--env=AWS_REGION", "--env=LUSTRAIN_ATTEMPT", "--env=SLURM_NODEID"} <= set(launch.split())

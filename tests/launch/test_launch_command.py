@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.backends import LaunchPlan, kubernetes, slurm
+from launch.backends import LaunchPlan, kubernetes, slurm, slurm_executor
 from launch.backends.slurm_executor import Allocation, Runtime
 from launch.request import RunRequest
-from launch.supervisor.policy import RestartPolicy
+from launch.supervisor.policy import ExtraNodes, RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.lab.training import config
 from tests.launch.test_launch_local import FAB, environment
@@ -266,7 +266,32 @@ def test_a_node_that_takes_no_step_is_not_a_living_one(
 
 
 def test_ranks_meet_where_slurm_reaches_the_first_node(allocation: Allocation, planted: Path) -> None:
-    assert allocation.run_launch(1, allocation.healthy_nodes()) == 0
+    assert allocation.run_launch(1, allocation.healthy_nodes(), lambda: False) == 0
     asked = (planted / "asked").read_text()
     assert "--master 127.0.0.1:20002 --roster a,b" in asked
     assert "--wait=77 " in asked
+
+
+def test_idle_nodes_of_the_partition_are_free_unless_others_wait(
+    allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "train")
+    plant(
+        planted,
+        "sinfo",
+        'case "$*" in *states=idle*) echo "c idle"; echo "d idle~";; *) echo "b mixed 10.0.0.2";; esac',
+    )
+    plant(planted, "squeue", 'case "$*" in *PENDING*) echo "$WAITING";; *) echo a,b;; esac')
+    assert allocation.extra_nodes(["a"]) == ExtraNodes(("b",), ("c",))
+    monkeypatch.setenv("WAITING", "8")
+    assert allocation.extra_nodes(["a"]) == ExtraNodes(("b",))
+
+
+def test_ranks_that_make_way_for_more_get_the_signal_to_save(
+    allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_executor, "POLL_S", 0.05)
+    monkeypatch.setenv("B_IS", "down")
+    assert allocation.healthy_nodes() == ["a"]
+    plant(planted, "srun", f"trap 'exit 85' USR1; : > {planted}/ready; while :; do /bin/sleep 0.05; done")
+    assert allocation.run_launch(1, ["a"], (planted / "ready").exists) == 85

@@ -15,7 +15,7 @@ from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import SHARED, Slurm
 from tests.conftest import require
 from tests.fork_server import PATIENT
-from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config, mesh_sets
+from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config, losses, mesh_sets, undisturbed
 from tests.launch import planted_engine
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
@@ -258,3 +258,24 @@ def test_what_slurm_does_not_have_is_one_line_and_leaves_nothing(place: Place, f
     assert refused["exit_code"] == EXIT_CONFIG
     assert refused["error"][0].startswith(line)
     assert not place.run.exists()
+
+
+def test_run_grows_back_through_the_queue_when_its_node_returns(place: Place) -> None:
+    job = place.train("--nodes", "1-2", "--grow-after", "0")
+    place.committed()
+    (first,) = place.records()
+    victim = next(node for node in first["nodes"] if node != place.slurm.job(job)["BatchHost"])
+    others = [node.name for node in place.slurm.workers if node.name not in first["nodes"]]
+    for name in others:
+        place.slurm.call("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+    place.lab[victim].crash()
+    wait_until(lambda: len(place.records()) == 2)
+    place.slurm.wait({victim: "down"})
+    place.lab[victim].boot()
+    wait_until(lambda: "back to the queue for 2 nodes instead of 1" in place.log())
+    place.go()
+    assert place.ended(job) == "COMPLETED", place.log()
+    records = place.records()
+    assert [len(record["nodes"]) for record in records] == [2, 1, 2], (records, place.log())
+    assert [record["code"] for record in records[1:]] == [EXIT_REQUEUE, EXIT_DONE]
+    assert losses(place.run) == pytest.approx(undisturbed(), rel=1e-4)

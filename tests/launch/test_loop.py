@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import MAX_IDLE_ALLOCATION_S, supervise
-from launch.supervisor.policy import Launch, Requeue, RestartPolicy, Stop
+from launch.supervisor.policy import ExtraNodes, Launch, Requeue, RestartPolicy, Stop
 
 
 @dataclass
@@ -28,6 +28,10 @@ class World:
     idle: tuple[str, ...] = ()
     """Nodes that the last attempt left idle."""
     said: list[str] = field(default_factory=list)
+    extra: ExtraNodes = field(default_factory=ExtraNodes)
+    """What a launch could have beside its nodes."""
+    extra_at: float = 0.0
+    """From when on; until then Slurm does not answer."""
 
     def read(self) -> tuple[list[Launch], str]:
         self.reads += 1
@@ -48,12 +52,21 @@ class World:
     def healthy_nodes(self) -> list[str]:
         return self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
 
-    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+    def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
         assert not self.alive, "one attempt at a time"
         self.alive += 1
-        self.now += 100
+        for _ in range(20):
+            self.now += 5
+            if should_end():
+                self.alive -= 1
+                return 85
         self.alive -= 1
         return self.codes.pop(0)
+
+    def extra_nodes(self, running: Sequence[str]) -> ExtraNodes:
+        if self.now < self.extra_at:
+            raise TemporarilyUnavailable("the scheduler is away")
+        return self.extra
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -158,7 +171,7 @@ def test_whoever_is_told_to_end_while_an_attempt_is_recorded_starts_none() -> No
             self.told_at = self.now
             return super().begin(nodes, idle)
 
-        def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+        def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
             raise AssertionError("no rank starts")
 
     world = Told([0])
@@ -196,3 +209,29 @@ def test_node_that_this_allocation_lost_is_left_out_of_the_next_launch() -> None
     world = Losing([75, 0], nodes=[["n1", "n2", "n3"]])
     world.supervise(replace(TWO, scheduler_can_replace_nodes=True))
     assert [launch.nodes for launch in world.attempts] == [("n1", "n2"), ("n1", "n3")]
+
+
+GROWING = RestartPolicy(min_nodes=1, max_nodes=3, micro_batches_per_step=3, grow_after_s=20.0)
+
+
+def test_run_grows_back_when_a_node_is_there_again() -> None:
+    world = World([75, 0], nodes=[["n1", "n2", "n3"], ["n1", "n2"], ["n1", "n2", "n3"]])
+    world.extra, world.extra_at = ExtraNodes(("n3",)), 150.0
+    assert world.supervise(GROWING) == Stop(0, "all steps are done")
+    assert [(one.nodes, one.code, one.ended) for one in world.attempts] == [
+        (("n1", "n2", "n3"), 75, 100.0),
+        (("n1", "n2"), 85, 150.0),
+        (("n1", "n2", "n3"), 0, 250.0),
+    ]
+    (line,) = [line for line in world.said if "instead of" in line]
+    assert line.startswith("n3 can be used: ")
+    assert line.endswith("; it costs one restart, about 10 s")
+
+
+def test_growth_by_the_queue_gives_the_job_back_once_saved() -> None:
+    queued = replace(GROWING, scheduler_can_replace_nodes=True)
+    world = World([], nodes=[["n1", "n2"]], extra=ExtraNodes((), ("n4",)))
+    assert isinstance(world.supervise(queued), Requeue)
+    assert [(one.nodes, one.code) for one in world.attempts] == [(("n1", "n2"), 85)]
+    stopped = World([], nodes=[["n1", "n2"]], extra=ExtraNodes((), ("n4",)), told_at=20.0)
+    assert stopped.supervise(queued) == Stop(85, "told to end")

@@ -13,6 +13,7 @@ from launch.supervisor.policy import (
     LEAVING_S,
     MAX_FUTILE_LAUNCHES,
     Decision,
+    ExtraNodes,
     Launch,
     Requeue,
     RestartPolicy,
@@ -20,6 +21,8 @@ from launch.supervisor.policy import (
     Stop,
     Wait,
     decide,
+    grows_at,
+    growth,
     launch_of,
 )
 from trainer import errors
@@ -201,6 +204,48 @@ def test_tensor_ranks_share_a_micro_batch(there: int, ranks: int, tensor: int, s
         ranks_per_replica=tensor,
     )
     assert policy.usable_nodes(there) == size
+
+
+GROWING = RestartPolicy(min_nodes=1, max_nodes=4, micro_batches_per_step=4, scheduler_can_replace_nodes=True)
+LOST = replace(GOOD, code=75, blamed=("n2",), launcher_id="start 1")
+
+
+@pytest.mark.parametrize(
+    ("policy", "history", "extra", "expected"),
+    [
+        (GROWING, [], ExtraNodes(("n2",)), (2, False)),
+        (GROWING, [], ExtraNodes(("n1",)), None),
+        (GROWING, [], ExtraNodes((), ("n2", "n3")), (3, True)),
+        (GROWING, [], ExtraNodes(("n2",), ("n3",)), (2, False)),
+        (replace(GROWING, scheduler_can_replace_nodes=False), [], ExtraNodes((), ("n2",)), None),
+        (replace(GROWING, micro_batches_per_step=1), [], ExtraNodes(("n2", "n3")), None),
+        (replace(GROWING, ranks_per_replica=3), [], ExtraNodes(("n2",)), None),
+        (replace(GROWING, ranks_per_replica=3), [], ExtraNodes(("n2", "n3")), (3, False)),
+        (GROWING, [replace(GOOD, code=85, noticed=("n2",))], ExtraNodes(("n2",), ("n2",)), None),
+        (GROWING, [LOST], ExtraNodes(("n2",)), None),
+        (GROWING, [LOST], ExtraNodes((), ("n2",)), (2, True)),
+        (GROWING, [LOST, replace(LOST, number=2)], ExtraNodes((), ("n2",)), None),
+        (replace(GROWING, allow_blamed_nodes=True), [LOST, LOST], ExtraNodes((), ("n2",)), (2, True)),
+    ],
+)
+def test_run_grows_only_to_sizes_it_can_use(
+    policy: RestartPolicy, history: list[Launch], extra: ExtraNodes, expected: tuple[int, bool] | None
+) -> None:
+    larger = growth(policy, history, ["n1"], extra, 1.0, launcher_id="start 1")
+    assert (larger and (larger.size, larger.requeue)) == expected
+
+
+def test_growth_waits_for_its_cost_and_longer_after_one_in_vain() -> None:
+    small = replace(GOOD, nodes=("n1",), code=85, start_s=10.0)
+    assert grows_at(GROWING, [], ["n1"], 100.0) == 700.0
+    assert grows_at(GROWING, [replace(GOOD, start_s=60.0)], ["n1"], 100.0) == 1300.0
+    assert grows_at(GROWING, [small], ["n1"], 100.0) == 100.0 + 4 * 600
+    assert grows_at(GROWING, [small, small], ["n1"], 100.0) == 100.0 + 16 * 600
+    assert grows_at(GROWING, [small], ["n1", "n2"], 100.0) == 700.0, "it brought a node"
+    assert grows_at(GROWING, [small] * 9, ["n1"], 0.0) == policies.DAY_S
+    assert grows_at(replace(GROWING, grow_after_s=5.0), [], ["n1"], 100.0) == 105.0
+    assert grows_at(GROWING, [], ["n1", "n2", "n3", "n4"], 100.0) is None
+    assert grows_at(replace(GROWING, deadline=1200.0), [], ["n1"], 100.0) is None
 
 
 def test_a_record_is_read_with_and_without_what_it_may_lack() -> None:

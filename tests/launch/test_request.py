@@ -123,6 +123,15 @@ def test_what_the_settings_say_stays(tmp_path: Path) -> None:
     assert 'stop_uri = "/stop"' in request.config
 
 
+def test_cluster_gives_its_queue_unless_the_settings_name_one(tmp_path: Path) -> None:
+    url = "https://sqs.us-east-1.amazonaws.com/123456789012/llm-interruptions"
+    where = cluster(interruption_queue=url)
+    for own, expected in (("", f'queue = "{url}"'), ('[interrupt]\nqueue = ""\n', 'queue = ""')):
+        (tmp_path / "config.toml").write_text(settings("s3://mine/run") + own)
+        request = resolve(TrainFlags("config.toml", nproc="1"), load(tmp_path / "config.toml"), where)
+        assert expected in request.config
+
+
 def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) -> None:
     assert uri_of("runs/a/", None, FOLDER) == "/home/me/runs/a"
     assert uri_of("s3://b/c/", None, FOLDER) == "s3://b/c"
@@ -206,6 +215,11 @@ def test_ranks_of_the_cluster_are_shown_where_too_many(tmp_path: Path) -> None:
         ({"time": "1"}, "--time = '1': only valid with --on slurm"),
         ({"on": "slurm", "nproc": "1", "time": "soon"}, "--time = 'soon': is not a time of Slurm"),
         ({"give_up": "-1"}, "--give-up = '-1': must be a number"),
+        (
+            {"on": "slurm", "nproc": "1", "nodes": "1-2", "grow_after": "soon"},
+            "--grow-after = 'soon': must be a number",
+        ),
+        ({"on": "slurm", "nproc": "1", "grow_after": "5"}, "--grow-after = '5': only valid with --nodes N-M"),
         ({"on": "slurm", "nproc": "1", "account": "a b"}, "--account = 'a b': is not a name of Slurm"),
         ({"on": "slurm"}, "--nproc = None: without a Cluster the GPUs of a node are not known; fix: give the ranks"),
         ({"on": "slurm", "nproc": "1", "set_uri": "s3://b/a b"}, "run.uri = 's3://b/a b': holds ' '"),

@@ -46,7 +46,7 @@ from launch.flags import TrainFlags
 from launch.request import RunRequest
 from launch.runs import register_run
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
-from launch.supervisor.policy import Stop
+from launch.supervisor.policy import ExtraNodes, Stop
 from lustrain.problem import UNREACHABLE, USAGE, UserError
 from node_setup.fleet.faults import LOST as CONNECTION_LOST
 from node_setup.fleet.faults import STOPPED, TIMEOUT, Fault
@@ -383,7 +383,7 @@ class ScriptedNodes:
             raise Fault(CONNECTION_LOST, "the connection broke")
         return text
 
-    def inspect(self, nodes: list[Node], plan: SshPlan) -> dict[Node, Inspection]:
+    def inspect(self, nodes: list[Node], plan: SshPlan, *, try_image: bool = True) -> dict[Node, Inspection]:
         return {node: self.inspections.get(node.name, READY) for node in nodes}
 
     def each(self, nodes: list[Node], work: Callable[[Node], str]) -> dict[Node, str | Fault]:
@@ -526,12 +526,29 @@ def test_signal_goes_to_launchers_or_says_that_none_answers(following: Callable[
     assert error.value.exit_code == UNREACHABLE
 
 
+def test_launch_makes_way_for_a_larger_one_once(following: Callable[..., SshExecutor]) -> None:
+    nodes = ScriptedNodes(a=[*[UP] * 3, shown("failed", "failed", 1, EXIT_REQUEUE)])
+    c, d, e = (Node(name, f"10.0.0.{number}") for number, name in enumerate("cde", 3))
+    nodes.inspections = {"b": SILENT, "c": FOREIGN, "d": OWN}
+    executor = following(nodes, [A, B, c, d, e], [])
+    looks: list[ExtraNodes] = []
+
+    def should_end() -> bool:
+        looks.append(executor.extra_nodes(["a"]))
+        return True
+
+    assert executor.follow(3, [A], should_end=should_end) == EXIT_REQUEUE
+    assert looks == [ExtraNodes(("e",))]
+    term = f"systemctl kill --kill-who=main --signal=TERM {UNIT}.service"
+    assert [one for one in nodes.scripts if "kill" in one[1]] == [("a", term)], "what runs elsewhere is left alone"
+
+
 class FetchingNodes(ScriptedNodes):
     """Nodes that fetch the image when a signal comes."""
 
     stopped = False
 
-    def inspect(self, nodes: list[Node], plan: SshPlan) -> dict[Node, Inspection]:
+    def inspect(self, nodes: list[Node], plan: SshPlan, *, try_image: bool = True) -> dict[Node, Inspection]:
         signal.raise_signal(signal.SIGTERM)
         return dict.fromkeys(nodes, SILENT)
 
@@ -591,7 +608,7 @@ def test_node_that_starts_nothing_is_blamed_and_its_peer_stopped(
     nodes.refuses = {"b"}
     executor = following(nodes, [A, B], [], store.uri)
     assert executor.healthy_nodes() == ["a", "b"]
-    code = executor.run_launch(number, ["a", "b"])
+    code = executor.run_launch(number, ["a", "b"], lambda: False)
     record = journal.finish(store, number, code)
     assert (record["code"], record["blamed"]) == (EXIT_PEERS, ["b"])
     assert "Failed to start transient service unit" in record["said"]
@@ -620,7 +637,7 @@ def test_launch_whose_start_got_no_answer_is_waited_for(following: Callable[...,
     nodes.silent_starts = {"b"}
     executor = following(nodes, [A, B], [])
     executor.healthy_nodes()
-    assert executor.run_launch(3, ["a", "b"]) == EXIT_DONE
+    assert executor.run_launch(3, ["a", "b"], lambda: False) == EXIT_DONE
     assert not [script for _, script in nodes.scripts if "systemctl kill" in script]
     # Ctrl-C while it starts is passed on once it is there, and once.
     late = ScriptedNodes(a=[*[gone] * 8, UP, UP, shown("failed", "failed", 1, EXIT_REQUEUE)])
@@ -633,7 +650,7 @@ def test_launch_whose_start_got_no_answer_is_waited_for(following: Callable[...,
     never.silent_starts = {"a"}
     executor = following(never, [A], [])
     executor.healthy_nodes()
-    assert executor.run_launch(3, ["a"]) == EXIT_PEERS
+    assert executor.run_launch(3, ["a"], lambda: False) == EXIT_PEERS
 
 
 def test_launcher_that_does_not_end_on_sigterm_is_killed_whole(following: Callable[..., SshExecutor]) -> None:

@@ -143,7 +143,7 @@ class Metadata:
         self._outage.worked()
         return notice
 
-    def _instance(self) -> str | None:
+    def instance_id(self) -> str | None:
         """Return this instance's id, None where the service does not tell: the notice matters more."""
         if self._instance_id is None:
             try:
@@ -166,7 +166,7 @@ class Metadata:
             self._garbled.failed(f"{SPOT_PATH} answers {answer.body[:80]!r}, which is not an instance action")
             return None
         deadline = spot_deadline(when, answer, self._wall_clock())
-        notice = Notice("spot", f"{action} at {when}", deadline, self._instance())
+        notice = Notice("spot", f"{action} at {when}", deadline, self.instance_id())
         self._spot_seen = (answer.body, notice)
         return notice
 
@@ -181,13 +181,13 @@ class Metadata:
                 self._recommended.failed(f"rebalance was recommended before this start, which goes on: {body[:80]}")
         if body in ("", self._old_recommendation):
             return None
-        return Notice("rebalance", f"recommended: {body[:80]}", None, self._instance())
+        return Notice("rebalance", f"recommended: {body[:80]}", None, self.instance_id())
 
     def _lifecycle(self) -> Notice | None:
         answer = self._get(LIFECYCLE_PATH)
         if answer is None or answer.body.strip() != "Terminated":
             return None
-        return Notice("autoscaling", "target lifecycle state is Terminated", None, self._instance())
+        return Notice("autoscaling", "target lifecycle state is Terminated", None, self.instance_id())
 
     def _get(self, path: str) -> Response | None:
         """Request an item; None where it does not exist. A token that the service no longer accepts is renewed once."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from lustrain.capacity_events import NODE_SOURCES
+
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Receives (kind, fields) from the polling thread; must be thread-safe and quick."""
-_FROM_AWS = ("spot", "rebalance", "autoscaling")
 _FIRST = {"stop-file": "remove the stop file, then ", "deadline": "set a later interrupt.deadline, then "}
 
 
@@ -20,12 +21,14 @@ class Notice:
     """Why the run should save and stop."""
 
     source: str
-    """`signal`, `spot`, `rebalance`, `autoscaling`, `deadline`, `stop-file`, `saves` or `data`."""
+    """`signal`, `deadline`, `stop-file`, `saves`, `data`, or one of NODE_SOURCES."""
     detail: str
     deadline: float | None
     """`time.monotonic()` seconds at which the capacity ends; None when that is unknown."""
     instance_id: str | None = None
     """Of the EC2 instance that ends; None where the source names none."""
+    host: str | None = None
+    """The node that it is about; None for this one."""
 
     @property
     def summary(self) -> str:
@@ -33,17 +36,17 @@ class Notice:
         if self.source in ("signal", "saves", "data"):
             return self.detail
         name = self.source.replace("-", " ")
-        return f"{name} notice ({self.detail})" if name in _FROM_AWS else f"{name} ({self.detail})"
+        return f"{name} notice ({self.detail})" if name in NODE_SOURCES else f"{name} ({self.detail})"
 
     def fields(self) -> dict[str, Any]:
-        """Return it as the fields of the event `notice`, plain JSON, on the node that it came to."""
+        """Return it as the fields of the event `notice`, plain JSON, with the node that it is about."""
         left = self.remaining(time.monotonic())
         ends = None if left is None else datetime.fromtimestamp(time.time() + left, UTC)
         return {
             "source": self.source,
             "detail": self.detail,
             "deadline": ends and ends.isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "host": socket.gethostname(),
+            "host": self.host or socket.gethostname(),
             "instance_id": self.instance_id,
         }
 
@@ -70,7 +73,7 @@ def to_announce(known: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """
     nodes: dict[object, Mapping[str, Any]] = {}
     for notice in known:
-        if notice is known[0] or notice["source"] in _FROM_AWS:
+        if notice is known[0] or notice["source"] in NODE_SOURCES:
             nodes.setdefault((notice["source"], notice["host"]), notice)
     return list(nodes.values())
 

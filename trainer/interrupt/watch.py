@@ -15,6 +15,7 @@ from trainer.config import InterruptConfig
 from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.metadata import Metadata, endpoint_problems
 from trainer.interrupt.notice import Notice, OnEvent, Poller, nearer, to_announce
+from trainer.interrupt.queue import QueueReader, asset_tag, queue_problems
 from trainer.interrupt.signals import SignalFlag
 from trainer.interrupt.stopfile import StopFile, stop_uri_problems
 
@@ -28,6 +29,7 @@ def config_problems(config: InterruptConfig, environ: Mapping[str, str] = os.env
     """Check what the types of `[interrupt]` do not; one line a problem."""
     problems = [] if config.stop_uri is None else stop_uri_problems(config.stop_uri)
     problems += endpoint_problems(environ) if config.metadata else []
+    problems += queue_problems(config.queue) if config.queue else []
     return problems
 
 
@@ -35,10 +37,11 @@ class NoticeWatcher:
     """Looks at every configured source every `poll_s` seconds from one daemon thread, and answers `notice()` at once.
 
     Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
-    stop file and the deadline by rank 0; at a step boundary the ranks agree on the notices of all of them. The first notice
-    stays, unless a later one leaves less time; rank 0 reports it once, with `on_event("notice", Notice.fields())`. `wall_clock`
-    returns Unix seconds for the deadline, None while it cannot; the polling thread calls it until it returns a time, once:
-    `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` reports sources that do not answer.
+    stop file and the deadline by rank 0, which also reads the interruption queue after `read_queue`; at a step boundary the
+    ranks agree on the notices of all of them. The first notice stays, unless a later one leaves less time; rank 0 reports it
+    once, with `on_event("notice", Notice.fields())`. `wall_clock` returns Unix seconds for the deadline, None while it cannot;
+    the polling thread calls it until it returns a time, once: `ObjectStore.now` fits. `on_event("warning", {"source",
+    "detail"})` reports sources that do not answer.
     Raises UserError for an impossible config.
     """
 
@@ -60,12 +63,12 @@ class NoticeWatcher:
         self._poll_s = config.poll_s
         self._signals = SignalFlag(config.signal_grace_s, monotonic)
         self._pollers: list[Poller] = []
+        self._metadata: Metadata | None = None
         if config.metadata and local_rank == 0:
-            self._pollers.append(
-                Metadata(
-                    environ, rebalance=config.rebalance, wall_clock=time.time, monotonic=monotonic, on_event=on_event
-                )
+            self._metadata = Metadata(
+                environ, rebalance=config.rebalance, wall_clock=time.time, monotonic=monotonic, on_event=on_event
             )
+            self._pollers.append(self._metadata)
         if config.deadline is not None and rank == 0:
             self._pollers.append(
                 Deadline(
@@ -79,6 +82,8 @@ class NoticeWatcher:
         if config.stop_uri is not None and rank == 0:
             self._pollers.append(StopFile(config.stop_uri, on_event))
         self._polled: Notice | None = None
+        self._config = config
+        self._queue: QueueReader | None = None
         self._rank = rank
         self._announced: list[Mapping[str, Any]] = []
         self._announcing = threading.Lock()
@@ -94,6 +99,27 @@ class NoticeWatcher:
         """Return the notice to act on: a few attribute reads, no lock, no I/O. Raises a defect that ended the thread."""
         self._thread.check()
         return nearer(self._signals.notice, self._polled)
+
+    def instance_id(self) -> str | None:
+        """Return the id of this EC2 instance; None where neither its metadata nor its firmware says it."""
+        return (self._metadata and self._metadata.instance_id()) or asset_tag()
+
+    def read_queue(self, nodes: Mapping[str, str]) -> None:
+        """Read the interruption queue from now on, on rank 0; `nodes` has the host of each instance of the run."""
+        assert self._config.queue, "there is a queue"
+        if not nodes:
+            why = "no node of the run knows the id of its instance, so the interruption queue is not read"
+            self._on_event("warning", {"source": "queue", "detail": f"{why}; fix: interrupt.metadata = true"})
+            return
+        self._queue = QueueReader(
+            self._config.queue,
+            nodes,
+            rebalance=self._config.rebalance,
+            on_notice=lambda notice: self.announce(notice.fields()),
+            on_event=self._on_event,
+        )
+        self._queue.start()
+        self._pollers.append(self._queue)
 
     def announce(self, notice: Mapping[str, Any]) -> None:
         """Report on rank 0, once each, what stops the job (`Notice.fields`) and what else AWS takes away.
@@ -112,6 +138,8 @@ class NoticeWatcher:
     def close(self) -> None:
         """Stop polling and put the previous signal handlers back: call it after the last commit, not before."""
         self._closing.set()
+        if self._queue is not None:
+            self._queue.close()
         if self._thread.is_alive():
             self._signals.wake()
             self._thread.join(LONGEST_JOIN_S)

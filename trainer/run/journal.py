@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
+from lustrain.capacity_events import NODE_SOURCES
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, LostRunError, job_exit_code
@@ -30,7 +31,6 @@ ENDS = "ends/"
 """Apart from the launches: a thousand nodes write a thousand of these."""
 VERSION = 1
 _ATTEMPT = re.compile(rf"{FOLDER}(\d{{6,}})\.json")
-_FROM_AWS = ("spot", "rebalance", "autoscaling")
 
 
 def attempt_key(number: int) -> str:
@@ -163,7 +163,7 @@ def launch_result(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, An
     """
     generations, events = _events(store, record["attempt"])
     noticed = sorted(
-        {str(one["host"]) for one in events if one["event"] == "notice" and one.get("source") in _FROM_AWS}
+        {str(one["host"]) for one in events if one["event"] == "notice" and one.get("source") in NODE_SOURCES}
     )
     result: dict[str, Any] = {
         "noticed": [node for node in record["nodes"] if node.partition(".")[0] in _short(noticed)]

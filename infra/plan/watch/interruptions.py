@@ -3,12 +3,13 @@
 EventBridge matches what stands in an event. Notices of Auto Scaling, of the end of a capacity block and of HyperPod name the
 group, the reservation or the cluster; those rules pass this cluster's only. Those of EC2 about one instance (spot,
 rebalance, an interrupted reservation) name that instance and its ARN, never its tags or its group, and no rule can know
-the ids of nodes to come: they pass for the whole account, as do scheduled changes of AWS Health. A reader compares
-`detail.instance-id` with the nodes that it knows and deletes the others.
+the ids of nodes to come: they pass for the whole account, as do scheduled changes of AWS Health.
 
-A queue hands each message to one reader. It is meant for one watcher a cluster, which tells the nodes; nodes also hear
-of their own end from the instance metadata. Nothing that is shipped reads it yet: a notice that is not read ends after an hour,
-and no mail is sent about it unless `alarms.unread_notices` says that there is a reader.
+Each run of the cluster reads the queue while it trains (`trainer/interrupt/queue.py`). A message is handed to one reader at a
+time, which deletes it only if it is about a node of its own run; any other one comes back after LOOK_S seconds, for the run
+that has the node, and ends by its age. Such messages do not count as unread: SQS leaves those that were received three times
+out of the age of the oldest one
+(https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-available-cloudwatch-metrics.html).
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from typing import Any
 from infra.config import CapacityMode, ClusterSpec
 from infra.plan.documents import document, tls_only
 from infra.plan.place import Place
+from lustrain.capacity_events import (
+    BLOCK_END,
+    HEALTH,
+    HYPERPOD_EVENT,
+    HYPERPOD_NODE,
+    HYPERPOD_STATE,
+    REBALANCE,
+    RESERVATION_INTERRUPTION,
+    SPOT,
+    TERMINATE,
+)
 
 RETENTION_SECONDS = 3600
 """A notice of the last hour may still be worth acting on (a capacity block says its end 40 minutes before); an older one
@@ -28,34 +40,16 @@ reads does not fill either."""
 DEAD_LETTER_SECONDS = 14 * 24 * 3600
 """The longest that SQS keeps a message: time to find out why it was not read
 (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html)."""
-VISIBILITY_SECONDS = 30
-RECEIVE_LIMIT = 5
-"""A message that was taken this often and never deleted goes to the dead-letter queue."""
+RECEIVE_LIMIT = 1000
+"""A message that was taken this often and never deleted goes to the dead-letter queue. It is the most that SQS allows
+(https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html), and more than the looks
+of LOOK_S seconds that fit into RETENTION_SECONDS: what no run acts on ends by its age, without an alarm."""
 EVENT_AGE_SECONDS = 600
 """How long EventBridge tries to deliver; then the event goes to the dead-letter queue."""
 RETRIES = 185
 """EventBridge's own default and limit (https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-rule-retry-policy.html)."""
 LONG_POLL_SECONDS = 20
 
-SPOT = "EC2 Spot Instance Interruption Warning"
-"""Two minutes ahead: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
-REBALANCE = "EC2 Instance Rebalance Recommendation"
-"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html"""
-TERMINATE = "EC2 Instance-terminate Lifecycle Action"
-"""https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html"""
-RESERVATION_INTERRUPTION = (
-    "EC2 Capacity Reservation Instance Interruption Warning",
-    "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
-)
-"""AWS's pages give both names (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html)."""
-BLOCK_END = ("Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning")
-"""The name of today and the one of older pages (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html)."""
-HEALTH = "AWS Health Event"
-"""https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html"""
-HYPERPOD_STATE = "SageMaker HyperPod Cluster State Change"
-HYPERPOD_NODE = "SageMaker HyperPod Cluster Node Health Event"
-HYPERPOD_EVENT = "SageMaker HyperPod Cluster Event"
-"""https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-cluster-events-reference.html"""
 SCRIPT_FAILED = "*lifecycle script execution*Failed*"
 """In the words of that page: "Instance lifecycle script execution for EC2 Instance <id> has Failed. To view lifecycle script
 logs, visit log group...". It does not say of which level such an event is."""

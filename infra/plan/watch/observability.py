@@ -228,7 +228,7 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
         name=f"{spec.name}-notices-lost",
         subject="dead letters",
         description=(
-            "A notice could not be delivered to its queue or to the mail topic, or was taken many times and never deleted. A "
+            "A notice could not be delivered to its queue or to the mail topic. A "
             "node may have gone without a save. First: read it with aws sqs receive-message --queue-url "
             "$(aws sqs get-queue-url --queue-name {id} --query QueueUrl --output text)"
         ),
@@ -335,8 +335,8 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
 
 
 def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
-    """For a queue that somebody reads. Rules of EC2 pass the notices of the whole account, also while this cluster has no node
-    and so no watcher: silent then.
+    """For a queue that runs read. Rules of EC2 pass the notices of the whole account, also while this cluster has no node and
+    so no run: silent then. What readers took three times and left is not in the age (`interruptions.py`).
 
     More groups than an alarm can count, or nodes of HyperPod, which have no such count: the age alone.
     """
@@ -362,9 +362,9 @@ def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
         name=f"{spec.name}-notices-unread",
         subject="queue",
         description=(
-            f"A notice has waited in the interruption queue for {UNREAD_MINUTES} minutes, so its reader has stopped. Until it "
-            "runs again, nothing acts on what the queue announces, such as the end of a spot node. First: look at the "
-            f"reader's log and start it again{foreign}"
+            f"A notice has waited in the interruption queue for {UNREAD_MINUTES} minutes, so no run has read it. Nothing acts "
+            "on what the queue announces, such as the end of a spot node. First: see whether a run trains on these nodes, and "
+            f"whether its log has a warning about the queue{foreign}"
         ),
         metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
         expression=f"IF({in_service} > 0, age / 60, 0)" if nodes else "age / 60",

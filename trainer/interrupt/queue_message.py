@@ -1,0 +1,108 @@
+"""What a message of the interruption queue says: an event of AWS, as EventBridge delivers it, becomes plain data. Pure.
+
+The events are those that the stack's rules pass (`infra/plan/watch/interruptions.py`); `lustrain/capacity_events.py` names the
+pages that show them. The end of a capacity block names no instance: `interrupt.deadline` is for that.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lustrain import capacity_events
+from trainer.config import parse_time
+
+WARNING_S = 120.0
+"""Between the warning about a spot instance, or one in an interruptible reservation, and its end."""
+STALE_S = 600.0
+"""An older event is about a machine that is gone, or that stayed after all. `launch` leaves a node out for as long."""
+SOON_S = 600.0
+"""A change that is scheduled for later is for people to plan; it becomes a notice so long before it."""
+
+
+@dataclass(frozen=True)
+class NodeEvent:
+    """An event that takes instances away; times are Unix seconds."""
+
+    source: str
+    """One of `capacity_events.NODE_SOURCES`."""
+    detail: str
+    instances: tuple[str, ...]
+    sent: float
+    ends: float | None = None
+    """None where the event does not say when."""
+
+
+def parse_message(body: str) -> NodeEvent | None:
+    """Return what a message's body announces; None where it takes no instance away, or is no event that is known here."""
+    try:
+        event = json.loads(body)
+        read = _READERS.get(event["detail-type"])
+        return read(event["detail"], parse_time(event["time"])) if read else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def needs_action(event: NodeEvent, now: float, started: float, *, rebalance: bool) -> bool:
+    """Whether a run that began to read at `started` has to save and stop because of an event about its node.
+
+    A rebalance recommendation of before stays for as long as the instance does, as in the instance metadata.
+    """
+    if event.source == "rebalance" and (not rebalance or event.sent < started):
+        return False
+    if event.source == "scheduled":
+        return event.ends is not None and now > event.ends - SOON_S
+    return now - event.sent < STALE_S
+
+
+def _spot(detail: Mapping[str, Any], sent: float) -> NodeEvent:
+    return NodeEvent("spot", str(detail["instance-action"]), (detail["instance-id"],), sent, sent + WARNING_S)
+
+
+def _rebalance(detail: Mapping[str, Any], sent: float) -> NodeEvent:
+    return NodeEvent("rebalance", "recommended", (detail["instance-id"],), sent)
+
+
+def _terminate(detail: Mapping[str, Any], sent: float) -> NodeEvent:
+    return NodeEvent("autoscaling", f"{detail['AutoScalingGroupName']} ends it", (detail["EC2InstanceId"],), sent)
+
+
+def _reservation(detail: Mapping[str, Any], sent: float) -> NodeEvent:
+    action, ends = str(detail.get("instance-action", "terminate")), detail.get("instance-termination-time")
+    when = sent + WARNING_S if ends is None else parse_time(ends)
+    return NodeEvent("reservation", action, (detail["instance-id"],), sent, when)
+
+
+def _scheduled(detail: Mapping[str, Any], sent: float) -> NodeEvent | None:
+    """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html: times are those of RFC 1123."""
+    if detail["eventTypeCategory"] != "scheduledChange":
+        return None
+    names = tuple(str(entity["entityValue"]) for entity in detail["affectedEntities"])
+    return NodeEvent(
+        "scheduled",
+        str(detail["eventTypeCode"]),
+        names,
+        sent,
+        email.utils.parsedate_to_datetime(detail["startTime"]).timestamp(),
+    )
+
+
+def _node_health(detail: Mapping[str, Any], sent: float) -> NodeEvent | None:
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/automating-sagemaker-with-eventbridge.html"""
+    health = detail["HealthSummary"]
+    if health["HealthStatus"] != "Unhealthy":
+        return None
+    return NodeEvent("hyperpod", str(health["HealthStatusReason"])[:200], (detail["InstanceId"],), sent)
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], float], NodeEvent | None]] = {
+    capacity_events.SPOT: _spot,
+    capacity_events.REBALANCE: _rebalance,
+    capacity_events.TERMINATE: _terminate,
+    **dict.fromkeys(capacity_events.RESERVATION_INTERRUPTION, _reservation),
+    capacity_events.HEALTH: _scheduled,
+    capacity_events.HYPERPOD_NODE: _node_health,
+}
