@@ -41,6 +41,7 @@ class TrainFlags:
     )
     queue: str | None = flag(None, "Kubernetes: queue of Kueue")
     priority: str | None = flag(None, "Kubernetes: priority class")
+    detach: bool = flag(False, "SSH: hand the run over to its first node, which supervises it; schedulers always do")
     dry: bool = flag(False, "print what would be run and written, and do nothing")
     json: bool = flag(False, JSON)
 
@@ -52,8 +53,17 @@ class SweepFlags(TrainFlags):
     name: str | None = flag(None, "name of the sweep: its folder under the Cluster's runs_uri, else beside run.uri")
     resume: bool = flag(False, "start again also the points that ended before their last step")
     grid: tuple[str, ...] = flag((), "KEY=VALUE,VALUE…: the values of one setting; may be given again")
-    at_once: str | None = flag(None, "with a scheduler: submit while fewer points than this are unfinished; else all")
+    at_once: str | None = flag(
+        None, "Slurm: so many run at a time; Kubernetes: submit while fewer are unfinished; else all"
+    )
     max_points: str = flag("64", "refuse a grid of more points (64)")
+    search: str | None = flag(
+        None, "optuna: draw values from --space by the validation losses so far, in place of --grid"
+    )
+    space: tuple[str, ...] = flag(
+        (), "KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE…: what a search may draw; may be given again"
+    )
+    trials: str | None = flag(None, "points of a search in all; the same command with more goes on")
 
 
 @dataclass(frozen=True)

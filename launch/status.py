@@ -9,6 +9,7 @@ from typing import Any
 from launch import backends
 from launch.backends import HeldJob
 from launch.runs import read_jobs
+from lustrain.problem import plain
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.metrics.reader import last_steps, parts_of, read_part
@@ -58,6 +59,7 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
         "last_commit_age_s": newest and newest[1],
         "submitted": read_jobs(store),
         "held": None,
+        "pods": [],
         "attempts": attempts,
     }
 
@@ -82,6 +84,10 @@ def lines(state: Mapping[str, Any]) -> list[str]:
     shown += [backend.describe(job) for backend, job in jobs if backend is not None]
     if held := state["held"]:
         shown.append(f"job {held['job']} is held ({held['why']}); fix: {held['fix']}")
+    shown += [
+        f"pod {pod['name']}{' on ' + pod['node'] if pod['node'] else ''}: {plain(pod['state'])}"
+        for pod in state["pods"]
+    ]
     return shown + [_launch(record) for record in state["attempts"]]
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from launch import runs
-from launch.backends import Backend, LaunchPlan, Submission
+from launch.backends import ArrayBackend, Backend, LaunchPlan, Submission
 from launch.request import RunRequest
 from lustrain.problem import UNREACHABLE, UserError
+from lustrain.progress import Progress
 from trainer.errors import EXIT_REQUEUE
+from trainer.storage import ObjectStore, open_store
 
 
 def dry_run(request: RunRequest, plan: LaunchPlan) -> tuple[list[str], dict[str, Any]]:
     """Return what a start would write and run, as lines and for programs."""
-    files = {request.config_uri: request.config} | {f"{request.run}/{key}": text for key, text in plan.files.items()}
+    return dry_array(request.run, [request], plan)
+
+
+def dry_array(folder: str, requests: Sequence[RunRequest], plan: LaunchPlan) -> tuple[list[str], dict[str, Any]]:
+    """Return the same for runs that start as one job, whose files lie in `folder`."""
+    files = {request.config_uri: request.config for request in requests}
+    files |= {f"{folder}/{key}": text for key, text in plan.files.items()}
     lines = [line for uri, text in files.items() for line in (f"{uri}:", text)]
     return [*lines, "command:", shlex.join(plan.command)], {"files": files, "commands": [list(plan.command)]}
 
@@ -46,3 +54,37 @@ def submit(
     elif submission.code == EXIT_REQUEUE:
         submission = replace(submission, lines=(*submission.lines, "next: the same fab train with --resume"))
     return submission
+
+
+def submit_array(
+    requests: Mapping[int, RunRequest],
+    resumed: Set[int],
+    backend: ArrayBackend,
+    plan: LaunchPlan,
+    sweep: str,
+    folder: Path,
+) -> list[Submission]:
+    """Start runs of a sweep, by their index in it, as tasks of one job; those of `resumed` go on. UserError, as `submit` for
+    all of them."""
+    backend.check_array(plan, folder)
+    store = open_store(sweep, name="run.uri")
+    for key, text in plan.files.items():
+        store.put(key, text.encode())
+    registered: dict[int, ObjectStore] = {}
+    try:
+        with Progress("runs", len(requests), "runs", brief=True) as progress:
+            for index, request in requests.items():
+                run = registered[index] = runs.register_run(request, resume=index in resumed, files={})
+                # Where the answer to the submission is lost, the task is still known by its index.
+                before = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}
+                runs.save_job(run, request.backend, before | {"task": index})
+                progress.advance()
+        submissions = backend.submit_array(requests, plan, sweep, folder)
+    except UserError as error:
+        if error.exit_code != UNREACHABLE:
+            for index in registered.keys() - resumed:
+                runs.unregister_run(registered[index], {runs.SUBMITTED: ""})
+        raise
+    for request, run, submission in zip(requests.values(), registered.values(), submissions, strict=True):
+        runs.save_job(run, request.backend, submission.job or {})
+    return submissions

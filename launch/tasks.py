@@ -18,7 +18,7 @@ from lustrain.task import TaskResult, task
 
 if TYPE_CHECKING:
     from launch.backends import Backend
-    from launch.sweep.plan import SweepPlan
+    from launch.sweep.plan import SearchPlan, SweepPlan
     from trainer.storage import ObjectStore
 
 
@@ -46,12 +46,12 @@ def train(flags: TrainFlags, context: Any) -> TaskResult:
 
 @task("sweep")
 def sweep(flags: SweepFlags, context: Any) -> TaskResult:
-    """Train one run for each combination of values; the same command again goes on (docs/launch.md)."""
+    """Train one run for each combination of values, or those that a search draws; the same command again goes on."""
     from launch import backends
     from launch.runs import SUPERVISED_BY_CALLER
     from launch.sweep import status as reading
-    from launch.sweep.plan import plan_sweep
-    from launch.sweep.start import StartOptions, start_sweep
+    from launch.sweep.plan import SearchPlan, plan_search, plan_sweep
+    from launch.sweep.start import StartOptions, start_search, start_sweep
     from lustrain import deployed
     from lustrain.flags import number
     from trainer.errors import EXIT_REQUEUE
@@ -59,16 +59,19 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     at_once = None if flags.at_once is None else int(number("--at-once", flags.at_once, 1, 10_000))
     cluster = deployed.cluster(flags.cluster, flags.stack)
     every, folder = backends.load_all(), Path.cwd()
-    plan = plan_sweep(flags, cluster, every, folder, _image(flags.image))
-    name = plan.requests[0].backend
+    plan = (plan_sweep if flags.search is None else plan_search)(flags, cluster, every, folder, _image(flags.image))
+    name = plan.backend
     if at_once is not None and name in SUPERVISED_BY_CALLER:
         why = f"only valid with a scheduler: on {name} the points are trained in turn"
         raise UserError(problem("--at-once", at_once, why, fix="leave it out"))
+    if flags.detach and name in SUPERVISED_BY_CALLER:
+        why = f"on {name} the points of a sweep are trained in turn by this fab sweep"
+        raise UserError(problem("--detach", True, why, fix="leave it out, or start fab under tmux or systemd-run"))
     if flags.dry or context.config.run.dry:
-        return _dry_sweep(plan, every[name], folder)
+        return _dry_search(plan) if isinstance(plan, SearchPlan) else _dry_sweep(plan, every[name], folder, at_once)
     output = sys.stderr if flags.json else None
     options = StartOptions(every[name], folder, flags.resume, at_once, output, _print_line)
-    result = start_sweep(plan, options)
+    result = start_search(plan, options) if isinstance(plan, SearchPlan) else start_sweep(plan, options)
     found = reading.read(result.sweep)
     lines = reading.lines(found)
     lines += [f"ended before its last step: {run}; next: fab status {run}" for run in result.ended_early]
@@ -85,17 +88,37 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     return TaskResult(lines, data, EXIT_REQUEUE if result.interrupted else FAILED if result.ended_early else DONE)
 
 
-def _dry_sweep(plan: SweepPlan, backend: Backend, folder: Path) -> TaskResult:
-    from launch.submit import dry_run
+def _dry_sweep(plan: SweepPlan, backend: Backend, folder: Path, at_once: int | None) -> TaskResult:
+    from launch.backends import ArrayBackend
+    from launch.submit import dry_array, dry_run
     from launch.sweep.grid import shown
 
     lines: list[str] = []
     points: list[dict[str, Any]] = []
+    array = None
+    if isinstance(backend, ArrayBackend) and plan.requests[1:]:
+        array = backend.plan_array(dict(enumerate(plan.requests)), plan.uri, folder, os.environ, at_once)
     for point, request in zip(plan.points, plan.requests, strict=True):
-        run_lines, data = dry_run(request, backend.plan(request, folder, os.environ))
-        lines += [f"{request.run}: {shown(point.values)}", *run_lines]
+        lines.append(f"{request.run}: {shown(point.values)}")
+        data: dict[str, Any] = {}
+        if array is None:
+            run_lines, data = dry_run(request, backend.plan(request, folder, os.environ))
+            lines += run_lines
         points.append({"name": point.name, "run": request.run, "values": dict(point.values), **data})
-    return TaskResult(lines, {"sweep": plan.uri, "points": points})
+    data = {}
+    if array is not None:
+        array_lines, data = dry_array(plan.uri, plan.requests, array)
+        lines += array_lines
+    return TaskResult(lines, {"sweep": plan.uri, "points": points, **data})
+
+
+def _dry_search(plan: SearchPlan) -> TaskResult:
+    from launch.sweep.grid import shown
+    from launch.sweep.search import draw_values
+
+    first = draw_values(plan.space, plan.seed, ())
+    lines = [f"{plan.uri}: up to {plan.trials} points from {shown(plan.texts)}", f"the first: {shown(first)}"]
+    return TaskResult(lines, {"sweep": plan.uri, "trials": plan.trials, "space": dict(plan.texts), "first": first})
 
 
 def _print_line(line: str) -> None:
@@ -143,8 +166,11 @@ def status(flags: StatusFlags) -> TaskResult:
     state = reading.read(store, request)
     backend = backends.load(str(state["on"]))
     if backend is not None and state["state"] not in reading.ENDED:
+        run, job = runs.registered_uri(request, store), state["submitted"].get(str(state["on"]))
         try:
-            state = reading.with_held_job(state, backend.held_job(runs.registered_uri(request, store)))
+            if isinstance(backend, backends.PodBackend) and job:
+                state["pods"] = [asdict(pod) for pod in backend.pods(run, job)]
+            state = reading.with_held_job(state, backend.held_job(run))
         except UserError as error:
             print(f"lustrain: {error}", file=sys.stderr, flush=True)
     return TaskResult(reading.lines(state), state)

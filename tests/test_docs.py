@@ -40,7 +40,8 @@ OF_OTHER_PROGRAMS = {
     *("--exclude", "--exclude-dependents", "--exclude-protected", "--local", "--policy-pack", "--refresh"),  # pulumi
     *("--driver", "--ipc", "--link", "--shm-size", "--ulimit"),  # docker
     *("--dry", "--help", "--list"),  # fab
-    *("--container-image", "--from-file", "--kill-on-bad-exit", "--no-kill"),  # Pyxis, kubectl, srun
+    *("--container-image", "--array", "--kill-on-bad-exit", "--no-kill"),  # Pyxis, sbatch, srun
+    *("--from-file", "--preemption-policy", "--value"),  # kubectl
     *("--shutdown-timeout", "--snapshot-update", "--strict"),  # torchrun, syrupy, mypy
     *("--kind", "--nodes", "--nproc", "--only", "--textfile"),  # our own modules
 }

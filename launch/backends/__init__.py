@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
 from launch.request import RequestBackend, RunRequest
 from trainer.storage import ObjectStore
@@ -97,6 +97,61 @@ class Backend(RequestBackend, Protocol):
 
         `more` is called before each look at what was printed: it waits for a while, and returns False before the last look.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A start of one node's launcher, by a scheduler that starts them again itself."""
+
+    name: str
+    node: str | None
+    state: str
+    """For people: how it ended, that it runs, or why it waits."""
+
+
+@runtime_checkable
+class PodBackend(Protocol):
+    """A backend whose scheduler restarts launchers itself, so that the run has no journal."""
+
+    def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod]:
+        """Return the pods of a submission's `job` that are still there, oldest first. UserError."""
+        ...
+
+
+@runtime_checkable
+class ArrayBackend(Protocol):
+    """A backend that can start the runs of a sweep as tasks of one job. Methods raise UserError.
+
+    A run's task has the index of its point in the sweep, which is recorded as `task` before the job is submitted.
+    """
+
+    def check_queue(self, request: RunRequest, *, resume: bool) -> None:
+        """Refuse a run that a job waits or runs for already."""
+        ...
+
+    def plan_array(
+        self,
+        requests: Mapping[int, RunRequest],
+        sweep: str,
+        folder: Path,
+        environ: Mapping[str, str],
+        at_once: int | None,
+    ) -> LaunchPlan | None:
+        """Return the plan of a job with a task for each request, whose files lie in the sweep; None where they differ too much.
+
+        At most `at_once` tasks run at the same time.
+        """
+        ...
+
+    def check_array(self, plan: LaunchPlan, folder: Path) -> None:
+        """Refuse what the scheduler would refuse."""
+        ...
+
+    def submit_array(
+        self, requests: Mapping[int, RunRequest], plan: LaunchPlan, sweep: str, folder: Path
+    ) -> list[Submission]:
+        """Start all of them and return their submissions, in the same order."""
         ...
 
 

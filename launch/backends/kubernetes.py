@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
+from launch.backends import HeldJob, LaunchPlan, LogLine, Pod, Submission
 from launch.backends.command import error_text, run
 from launch.flags import TrainFlags
 from launch.image import checked_image
@@ -152,6 +152,11 @@ class KubernetesBackend:
     def held_job(self, run: str) -> HeldJob | None:
         return None
 
+    def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod]:
+        if shutil.which("kubectl") is None:
+            return []
+        return [_pod_state(pod) for pod in _pods(*_recorded_job(run, job))]
+
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         return [self.describe(job)] if job is not None and withdraw(run, job) else []
 
@@ -169,7 +174,8 @@ class KubernetesBackend:
             goes_on = more()
             # Of a Job that has ended no further pod comes, and what was printed is all there.
             ended = _has_ended(_job(name, namespace, context))
-            yield from _read_pods(_pods(name, namespace, context), namespace, context, seen)
+            pods = [pod for pod in _pods(name, namespace, context) if pod["status"].get("phase") != "Pending"]
+            yield from _read_pods([pod["metadata"]["name"] for pod in pods], namespace, context, seen)
             if ended or not goes_on:
                 return
 
@@ -311,6 +317,7 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
         raise UserError(problem("--name", request.name, "its Job is there already", fix="go on with the run: --resume"))
     if job and not _has_ended(job):
         raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
+    _check_priority(options)
     # Under another name, because the Job to resume still has its own.
     manifest = json.loads(text)
     for item in manifest["items"]:
@@ -320,6 +327,21 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
     )
     if job:
         delete(request.name, options.namespace, options.context)
+
+
+def _check_priority(options: KubernetesOptions) -> None:
+    """Refuse a priority class that is not there: the server takes the Job, and then none of its pods. UserError."""
+    if options.priority is None:
+        return
+    try:
+        _kubectl(options.namespace, options.context, "get", "--output=name", "priorityclass", "--", options.priority)
+    except UserError as error:
+        if "not found" in str(error):
+            fix = "kubectl get priorityclasses lists them"
+            raise UserError(problem("--priority", options.priority, "is not a priority class", fix=fix)) from None
+        # Who may not look at classes may still use them.
+        if error.exit_code != FAILED:
+            raise
 
 
 def delete(name: str, namespace: str, context: str | None) -> None:
@@ -356,12 +378,34 @@ def _has_ended(job: Mapping[str, Any] | None) -> bool:
     return job is None or any(condition["type"] in ENDED for condition in job["status"].get("conditions", ()))
 
 
-def _pods(name: str, namespace: str, context: str | None) -> list[str]:
-    """Return the Job's pods that have printed or may have, oldest first."""
+def _pods(name: str, namespace: str, context: str | None) -> list[dict[str, Any]]:
+    """Return the Job's pods, oldest first."""
     printed = _kubectl(namespace, context, "get", "pods", f"--selector={_JOB}={name}", "--output=json")
-    pods = [pod for pod in json.loads(printed)["items"] if pod["status"].get("phase") != "Pending"]
-    order = sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
-    return [pod["metadata"]["name"] for pod in order]
+    pods: list[dict[str, Any]] = json.loads(printed)["items"]
+    return sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+
+def _pod_state(pod: Mapping[str, Any]) -> Pod:
+    """Return what a pod's status says: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/"""
+    status = pod["status"]
+    containers: list[dict[str, Any]] = [one.get("state") or {} for one in status.get("containerStatuses", ())]
+    ended = next((one["terminated"] for one in containers if "terminated" in one), None)
+    waits = next((one["waiting"] for one in containers if "waiting" in one), None)
+    unplaced = next(
+        (one for one in status.get("conditions", ()) if one["type"] == "PodScheduled" and one["status"] == "False"),
+        None,
+    )
+    phase = str(status.get("phase", "Unknown")).lower()
+    if pod["metadata"].get("deletionTimestamp") and ended is None:
+        state = "ends"
+    elif ended is not None:
+        state = f"code {ended['exitCode']}" + (f" ({status['reason']})" if status.get("reason") else "")
+    elif phase == "pending":
+        why = waits or unplaced or {}
+        state = ": ".join(["waits", *filter(None, (why.get("reason"), why.get("message")))])
+    else:
+        state = f"{phase} ({status['reason']})" if status.get("reason") else phase
+    return Pod(pod["metadata"]["name"], pod["spec"].get("nodeName"), state)
 
 
 def _read_pods(pods: Sequence[str], namespace: str, context: str | None, seen: dict[str, str]) -> Iterator[LogLine]:

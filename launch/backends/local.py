@@ -48,6 +48,9 @@ class LocalBackend:
     def options(self, flags: TrainFlags, target: Target, problems: list[Problem]) -> None:
         if target.max_nodes + target.spare_nodes > 1:
             problems.append(problem("--nodes", flags.nodes, "is more than this machine", fix="--nproc sets its ranks"))
+        if flags.detach:
+            fix = "start fab under tmux or systemd-run"
+            problems.append(problem("--detach", True, "a run on this machine ends with its fab train", fix=fix))
         if flags.python is not None and shutil.which(flags.python) is None:
             problems.append(problem("--python", flags.python, "is not a program on this machine", fix="see its path"))
 

@@ -6,11 +6,12 @@ import pprint
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from launch import runs
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.command import error_text, run
 from launch.backends.log_file import log_file, read_log_file
@@ -21,9 +22,10 @@ from launch.image import container_of
 from launch.request import RunRequest, Target
 from lustrain.cluster import Cluster
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
-from trainer.storage import ObjectStore
+from trainer.storage import ObjectStore, open_store
 
 SCRIPT = "launch/batch.py"
+ARRAY_SCRIPT = "array.py"
 MODULES = (
     "launch.supervisor.policy",
     "launch.supervisor.executor",
@@ -63,7 +65,8 @@ class SlurmOptions:
 class Job:
     """A job that waits or runs."""
 
-    number: int
+    number: int | str
+    """ARRAY_INDEX of a task of an array."""
     held: str = ""
     """Why Slurm does not start it until it is released; empty where it does not hold it."""
 
@@ -111,21 +114,18 @@ class SlurmBackend:
 
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         log = log_file(request, folder)
-        if match := FORBIDDEN_CHARACTER.search(log):
-            raise UserError(problem("folder", str(folder), f"holds {match[0]!r}, which an option of sbatch cannot"))
-        options: SlurmOptions = request.options
-        # Modules of the node are not the image's.
-        without = ("PYTHONPATH",) if options.container else ()
-        text = script(request, log, ranks_environment(environ, efa=options.efa, without=without))
+        _check_log(log, folder)
+        text = script(request, log, _environment(request.options, environ))
         return LaunchPlan(("sbatch", "--parsable", f"--chdir={folder}"), {SCRIPT: text})
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
-        if shutil.which("sbatch") is None:
-            fix = "run fab where Slurm's programs are: on the controller or a login node"
-            raise UserError(problem("--on", "slurm", "there is no sbatch on this machine", fix=fix))
+        _require_sbatch()
         _sbatch(plan.files[SCRIPT], folder, "--test-only")
+        self.check_queue(request, resume=resume)
+
+    def check_queue(self, request: RunRequest, *, resume: bool) -> None:
         # Also without --resume: a caller that lost the answer of sbatch may begin anew.
-        if waiting := jobs(request.run, request.name):
+        if waiting := jobs_of(request.run):
             job = waiting[0]
             stop = f"fab stop {request.run} --now"
             why, fix = f"job {job.number} of Slurm still waits or runs for it", f"{stop}, or let it go on"
@@ -133,25 +133,62 @@ class SlurmBackend:
                 why, fix = f"job {job.number} of Slurm is held ({job.held})", f"{job.release}; or {stop}"
             raise UserError(problem("--resume" if resume else "run.uri", request.run, why, fix=fix))
 
+    def plan_array(
+        self,
+        requests: Mapping[int, RunRequest],
+        sweep: str,
+        folder: Path,
+        environ: Mapping[str, str],
+        at_once: int | None,
+    ) -> LaunchPlan | None:
+        """Return the plan of one job array, whose tasks are the runs; None where they do not request the same."""
+        log = array_log(sweep, folder)
+        _check_log(log.replace("%A_%a", ""), folder)
+        first = next(iter(requests.values()))
+        if any(resource_options(request) != resource_options(first) for request in requests.values()):
+            return None
+        text = array_script(requests, sweep, log, _environment(first.options, environ), at_once)
+        return LaunchPlan(("sbatch", "--parsable", f"--chdir={folder}"), {ARRAY_SCRIPT: text})
+
+    def check_array(self, plan: LaunchPlan, folder: Path) -> None:
+        _require_sbatch()
+        _sbatch(plan.files[ARRAY_SCRIPT], folder, "--test-only")
+
+    def submit_array(
+        self, requests: Mapping[int, RunRequest], plan: LaunchPlan, sweep: str, folder: Path
+    ) -> list[Submission]:
+        # Tasks of an earlier start may still run.
+        earlier = [job.number for job in jobs(sweep, _name(sweep))]
+        array = submit(plan.files[ARRAY_SCRIPT], folder, sweep, _name(sweep), earlier)
+        log = array_log(sweep, folder).replace("%A", str(array))
+        return [
+            Submission(
+                (f"{request.run}: job {array}_{task} of Slurm",),
+                {},
+                job={"job": f"{array}_{task}", "task": task, "log": log.replace("%a", str(task))},
+            )
+            for task, request in requests.items()
+        ]
+
     def submit(
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
     ) -> Submission:
-        number, log = submit(plan.files[SCRIPT], folder, request), log_file(request, folder)
+        number, log = submit(plan.files[SCRIPT], folder, request.run, request.name), log_file(request, folder)
         lines = (f"{request.run}: job {number} of Slurm", f"log: {log}", f"next: fab status {request.run}")
         data = {"run": request.run, "job": number, "log": log}
         return Submission(lines, data, job={"job": number, "log": log})
 
     def describe(self, job: Mapping[str, Any]) -> str:
-        return f"job {job.get('job')} of Slurm"
+        return f"job {job.get('job', 'without a known number')} of Slurm"
 
     def held_job(self, run: str) -> HeldJob | None:
         if shutil.which("squeue") is None:
             return None
-        held = next((job for job in jobs(run, run.rpartition("/")[2]) if job.held), None)
+        held = next((job for job in jobs_of(run) if job.held), None)
         return HeldJob(str(held.number), held.held, held.release) if held else None
 
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
-        queued = jobs(run, run.rpartition("/")[2])
+        queued = jobs_of(run)
         for waiting in queued:
             cancel(waiting.number)
         return [f"job {waiting.number} of Slurm" for waiting in queued]
@@ -163,8 +200,33 @@ class SlurmBackend:
         return read_log_file(run, job, more)
 
 
+def _name(uri: str) -> str:
+    return uri.rpartition("/")[2]
+
+
+def _check_log(log: str, folder: Path) -> None:
+    if match := FORBIDDEN_CHARACTER.search(log):
+        raise UserError(problem("folder", str(folder), f"holds {match[0]!r}, which an option of sbatch cannot"))
+
+
+def _environment(options: SlurmOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    # Modules of the node are not the image's.
+    without = ("PYTHONPATH",) if options.container else ()
+    return ranks_environment(environ, efa=options.efa, without=without)
+
+
 def sbatch_options(request: RunRequest, log: str) -> list[str]:
     """Return the options of sbatch, one a line of the script."""
+    return [*_named(request.name, request.run, log), *resource_options(request)]
+
+
+def _named(name: str, uri: str, log: str) -> list[str]:
+    """Return the options by which a job is found."""
+    return [f"--job-name={name}", f"--comment={uri}", f"--output={log}"]
+
+
+def resource_options(request: RunRequest) -> list[str]:
+    """Return the options that say what the job gets, and how it ends."""
     options: SlurmOptions = request.options
     named = {
         "partition": options.partition,
@@ -175,9 +237,6 @@ def sbatch_options(request: RunRequest, log: str) -> list[str]:
     low = request.policy.min_nodes
     nodes = str(low) if low == request.nodes else f"{low}-{request.nodes}"
     return [
-        f"--job-name={request.name}",
-        f"--comment={request.run}",
-        f"--output={log}",
         "--open-mode=append",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
@@ -211,6 +270,7 @@ def script_plan(request: RunRequest, environment: dict[str, str]) -> dict[str, A
 
 
 HEAD = """
+import os
 import sys
 from types import ModuleType
 
@@ -234,6 +294,24 @@ def script(request: RunRequest, log: str, environment: dict[str, str]) -> str:
     return _whole(sbatch_options(request, log), title, script_plan(request, environment), "PLAN")
 
 
+def array_script(
+    requests: Mapping[int, RunRequest], sweep: str, log: str, environment: dict[str, str], at_once: int | None
+) -> str:
+    """Return the whole batch script of an array, whose tasks are the runs; at most `at_once` of them run at the same time."""
+    tasks, throttle = ",".join(map(str, requests)), f"%{at_once}" if at_once else ""
+    options = [*_named(_name(sweep), sweep, log), f"--array={tasks}{throttle}"]
+    title = "Starts one run of a sweep on the nodes of this job. Made by `fab sweep`; see docs/launch.md."
+    plans = {task: script_plan(request, environment) for task, request in requests.items()}
+    task = 'PLAN[int(os.environ["SLURM_ARRAY_TASK_ID"])]'
+    return _whole([*options, *resource_options(next(iter(requests.values())))], title, plans, task)
+
+
+def array_log(sweep: str, folder: Path) -> str:
+    """Return the pattern of the files into which the tasks of an array print: in a sweep that is a folder, else in that of the
+    caller."""
+    return f"{folder}/lustrain-{_name(sweep)}-%A_%a.log" if "://" in sweep else f"{sweep}/log-%A_%a"
+
+
 def _whole(options: Sequence[str], title: str, values: Any, plan: str) -> str:
     """Return a batch script: HEAD, `values` as PLAN, MODULES as they are. `plan` is the expression by PLAN of its plan."""
     root = Path(__file__).parents[2]
@@ -244,30 +322,34 @@ def _whole(options: Sequence[str], title: str, values: Any, plan: str) -> str:
     return "\n".join([*head, f"PLAN = {shown}", "", "SOURCES = {", *sources, "}", f"supervise({plan})", ""])
 
 
-def submit(text: str, folder: Path, request: RunRequest) -> int:
-    """Submit the script and return the job's number; the queue is asked where sbatch does not print it. UserError."""
+def submit(text: str, folder: Path, uri: str, name: str, earlier: Collection[int | str] = ()) -> int:
+    """Submit the script of the job with this comment and name; return its number, from the queue where sbatch prints none:
+    that of the newest job but the `earlier` ones. UserError.
+    """
+
+    def queued() -> list[int]:
+        return [int(job.number) for job in jobs(uri, name) if job.number not in earlier]
+
     try:
         printed = _sbatch(text, folder, "--parsable")
     except UserError as error:
         if error.exit_code != UNREACHABLE:
             raise
         try:
-            queued = jobs(request.run, request.name)
+            numbers = queued()
         except UserError:
-            queued = []
-        if queued:
-            return queued[-1].number
-        fix = f"once `scontrol ping` answers: fab stop {request.run} --now, then fab train … --resume"
+            numbers = []
+        if numbers:
+            return numbers[-1]
+        fix = "once `scontrol ping` answers: the same command with --resume, which starts nothing beside that job"
         raise UserError(f"{error}; whether Slurm took the job is not known; fix: {fix}", UNREACHABLE) from None
     # A site may print a banner before or after it.
-    numbers = [match[1] for line in printed.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
-    if numbers:
-        return int(numbers[-1])
-    queued = jobs(request.run, request.name)
-    if not queued:
+    matches = (_PARSABLE.fullmatch(line.strip()) for line in printed.splitlines())
+    numbers = [int(match[1]) for match in matches if match] or queued()
+    if not numbers:
         why = f"sbatch took the script and printed no number of a job: {' '.join(printed.split())[:200]!r}"
-        raise UserError(f"{why}; fix: squeue --name={request.name}", UNREACHABLE)
-    return queued[-1].number
+        raise UserError(f"{why}; fix: squeue --name={name}", UNREACHABLE)
+    return numbers[-1]
 
 
 def _sbatch(text: str, folder: Path, flag: str) -> str:
@@ -280,18 +362,43 @@ def _sbatch(text: str, folder: Path, flag: str) -> str:
     return output.out
 
 
+def _require_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        fix = "run fab where Slurm's programs are: on the controller or a login node"
+        raise UserError(problem("--on", "slurm", "there is no sbatch on this machine", fix=fix))
+
+
+def jobs_of(run: str) -> list[Job]:
+    """Return the jobs that wait or run for this run: its own, and its task of a sweep's array. UserError as `jobs`."""
+    return [*jobs(run, _name(run)), *_array_tasks(run)]
+
+
+def _array_tasks(run: str) -> list[Job]:
+    """Return the tasks of the run's index in arrays of its sweep: also of one whose number was lost with sbatch's answer."""
+    try:
+        store = open_store(run, create=False, name="run.uri")
+    except UserError:
+        # It is not begun.
+        return []
+    record = runs.read_jobs(store).get("slurm") or {}
+    if "task" not in record:
+        return []
+    sweep = run.rpartition("/")[0]
+    # A pending array is one line without --array, whose tasks have no lines of their own.
+    rows = _queue(run, "--array", f"--name={_name(sweep)}", "--format=%F_%K|%T|%r|%k")
+    return [
+        Job(number, reason if _is_held(state, reason) else "")
+        for number, state, reason, comment in rows
+        if comment == sweep and number.endswith(f"_{record['task']}")
+    ]
+
+
 def jobs(run_uri: str, name: str) -> list[Job]:
     """Return the jobs that wait or run for this run, oldest first: those with its name and, as comment, itself.
 
-    UserError (UNREACHABLE) where Slurm does not answer: then there may be some.
+    An array is one job. UserError (UNREACHABLE) where Slurm does not answer: then there may be some.
     """
-    output = run(["squeue", "--noheader", f"--name={name}", "--format=%A|%T|%r|%k"], fix=PING)
-    if output.code:
-        why = error_text(output, ("error: ", "fatal: "))
-        raise UserError(
-            f"squeue: {why}: whether a job waits or runs for {run_uri} is not known; fix: {PING}", UNREACHABLE
-        )
-    rows = [row for line in output.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
+    rows = _queue(run_uri, f"--name={name}", "--format=%F|%T|%r|%k")
     matching = {
         int(number): Job(int(number), reason if _is_held(state, reason) else "")
         for number, state, reason, comment in rows
@@ -300,12 +407,23 @@ def jobs(run_uri: str, name: str) -> list[Job]:
     return [matching[number] for number in sorted(matching)]
 
 
+def _queue(run_uri: str, *options: str) -> list[list[str]]:
+    """Return the lines of squeue, each of four words. UserError."""
+    output = run(["squeue", "--noheader", *options], fix=PING)
+    if output.code:
+        why = error_text(output, ("error: ", "fatal: "))
+        raise UserError(
+            f"squeue: {why}: whether a job waits or runs for {run_uri} is not known; fix: {PING}", UNREACHABLE
+        )
+    return [row for line in output.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
+
+
 def _is_held(state: str, reason: str) -> bool:
     """https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES"""
     return state in ("REQUEUE_HOLD", "SPECIAL_EXIT") or (state == "PENDING" and _HELD.search(reason) is not None)
 
 
-def cancel(job: int) -> None:
+def cancel(job: int | str) -> None:
     """Have Slurm end the job: its ranks get SIGTERM and save if there is time. UserError."""
     output = run(["scancel", str(job)], fix=PING)
     if output.code:

@@ -162,8 +162,8 @@ class CommandJournal:
     def __init__(self, plan: Mapping[str, Any], runtime: Runtime) -> None:
         self._command = runtime.host_words([plan["python"], "-m", "trainer.run.journal"])
         self._run = plan["run"]
-        job, start = os.environ["SLURM_JOB_ID"], restarts() + 1
-        self.launcher_id = f"job {job} of Slurm, start {start}, on {socket.gethostname()}"
+        start = restarts() + 1
+        self.launcher_id = f"job {job_id()} of Slurm, start {start}, on {socket.gethostname()}"
 
     def read(self) -> tuple[list[Launch], str]:
         answer = self._call("take", {})
@@ -281,7 +281,7 @@ class Allocation:
 
     def _usable_nodes(self) -> list[str]:
         # Not SLURM_JOB_NODELIST: nodes that Slurm has since taken out of the job may be idle, or in another job.
-        held = _output("squeue", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%N").strip()
+        held = _output("squeue", "--noheader", f"--jobs={job_id()}", "--format=%N").strip()
         nodes = _output("scontrol", "show", "hostnames", held).split()
         lines = _output("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format=%N %T %o").splitlines()
         rows = [line.split() for line in lines if len(line.split()) == 3]
@@ -363,7 +363,7 @@ class Allocation:
         if self._watch is not None:
             _, errors = self._watch.communicate()
             log(f"no node watched over {host} for a while: {' '.join(errors.decode(errors='replace').split()[:40])}")
-        command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, os.environ["SLURM_JOB_ID"]]
+        command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, job_id()]
         watch = [*self._step_words(others), "--gres=none", "--kill-on-bad-exit=0", *command]
         # It ends with the job, which Slurm prints as an error.
         self._watch = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -395,6 +395,13 @@ class Allocation:
             self._step.send_signal(number)
 
 
+def job_id() -> str:
+    """Return what names this job alone. One task of an array has the number of the whole array, which as a job is all of it:
+    https://slurm.schedmd.com/job_array.html"""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+
+
 def restarts() -> int:
     """Return how often Slurm has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -405,7 +412,7 @@ def requeue(without: Sequence[str], unfit: Sequence[str] = ()) -> int:
 
     Slurm takes an `unfit` node for a good one, so those of earlier starts stay left out too.
     """
-    job, names = os.environ["SLURM_JOB_ID"], [*without, *unfit]
+    job, names = job_id(), [*without, *unfit]
     with suppress(TemporarilyUnavailable):
         before = _output("squeue", "--noheader", f"--jobs={job}", "--format=%x").strip() if unfit else ""
         names += [before] if before else []

@@ -17,6 +17,7 @@ from launch.backends.local import RunJournal, print_line
 from launch.backends.log_file import LineReader
 from launch.backends.ranks import SPARE_S, first_port, late_s, ranks_environment
 from launch.backends.ssh_executor import SshExecutor
+from launch.backends.ssh_handover import check_from_node, hand_over, supervisor_node
 from launch.backends.ssh_nodes import Nodes, all_nodes, as_record, ended_nodes, from_record, nodes_of_group
 from launch.backends.ssh_unit import (
     FORBIDDEN_CHARACTER,
@@ -28,6 +29,7 @@ from launch.backends.ssh_unit import (
     check_variables,
     launch_of_unit,
     remove_script,
+    supervisor_log,
     unit_prefix,
 )
 from launch.container import DOCKER, HOST_ONLY, Container, Engine, without_mount
@@ -63,6 +65,8 @@ class SshOptions:
     efa: bool
     container: Container | None
     """What ranks run in; None on the nodes themselves."""
+    detach: bool = False
+    """Hand the run over to one of its nodes, which supervises it."""
 
 
 class SshBackend:
@@ -91,7 +95,7 @@ class SshBackend:
             if match := FORBIDDEN_CHARACTER.search(word):
                 problems.append(problem(path, word, f"holds {match[0]!r}, which a unit of systemd cannot"))
         name = next((name for name, one in cluster.groups.items() if one is group), "")
-        return SshOptions(cluster, name, bool(group and group.efa), container_of(flags, target, problems))
+        return SshOptions(cluster, name, bool(group and group.efa), container_of(flags, target, problems), flags.detach)
 
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         plan = ssh_plan(request, environ)
@@ -114,41 +118,31 @@ class SshBackend:
                 # The run's folder is made when all is well.
                 common = replace(common, container=without_mount(common.container, request.run.removeprefix(FILE)))
             found = nodes.inspect(nodes_of_group(options.cluster, options.group), common)
+            refuse_too_few(request, {node.name: one for node, one in found.items()}, resume=resume)
+            if options.detach:
+                node = supervisor_node(found)
+                print_line(f"{node.name} looks at the nodes, which it will supervise")
+                check_from_node(nodes, node, request, common, resume=resume)
         finally:
             nodes.close()
-        refuse_too_few(request, {node.name: one for node, one in found.items()}, resume=resume)
 
     def submit(
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
     ) -> Submission:
-        options: SshOptions = request.options
-        cluster = options.cluster
-
-        def list_nodes() -> list[Node]:
-            return nodes_of_group(cluster, options.group)
-
+        cluster = request.options.cluster
+        if not request.options.detach:
+            return submission_of(request, supervise_run(request, store, cluster))
         nodes = Nodes()
         try:
-            executor = SshExecutor(
-                ssh_plan(request, os.environ),
-                nodes,
-                list_nodes,
-                lambda silent: ended_nodes(cluster, silent),
-                print_line,
-            )
-            own = OwnedJournal(
-                store, lambda names: save_nodes(store, request.run, cluster, executor.known_nodes(names))
-            )
-            end = take_over(executor, store, request.run, cluster, lambda: all_nodes(cluster)) or supervise(
-                executor, own, request.policy, print_line, max_wait_s=request.max_wait_s
-            )
+            common = ssh_plan(request, os.environ)
+            inspections = nodes.inspect(nodes_of_group(cluster, request.options.group), common)
+            return hand_over(nodes, supervisor_node(inspections), request, common, store)
         finally:
             nodes.close()
-        assert isinstance(end, Stop), "machines have no queue"
-        return submission_of(request, end)
 
     def describe(self, job: Mapping[str, Any]) -> str:
-        return f"nodes over SSH: {', '.join(map(str, job.get('current', ())))}"
+        supervised = f"; supervised on {job['supervisor']}" if job.get("supervisor") else ""
+        return f"nodes over SSH: {', '.join(map(str, job.get('current', ())))}{supervised}"
 
     def held_job(self, run: str) -> HeldJob | None:
         return None
@@ -228,18 +222,21 @@ class NodeLog:
     def __init__(self, node: Node, run: str, launch: int | None) -> None:
         self._node, self._run, self._launch = node, run, launch
         self._files: dict[str, tuple[int, LineReader]] = {}
-        self._unread: list[tuple[str, int]] = []
+        self._unread: list[tuple[str, int | None]] = []
         """Files with their launches, of which there is more to read since they were last listed."""
         self._silent = False
 
     def look(self, nodes: Nodes) -> None:
         """List the files. Fault."""
-        script = f"cd {LOG_FOLDER} 2>/dev/null && stat -c '%n %s' {unit_prefix(self._run)}*.log 2>/dev/null; exit 0"
+        own = supervisor_log(self._run).rpartition("/")[2]
+        files = f"{unit_prefix(self._run)}*.log {own}"
+        script = f"cd {LOG_FOLDER} 2>/dev/null && stat -c '%n %s' {files} 2>/dev/null; exit 0"
         self._unread = []
         for line in sorted(nodes.run(self._node, script).splitlines()):
             name, _, size = line.partition(" ")
             number = launch_of_unit(self._run, name)
-            if number is not None and self._launch in (None, number) and int(size) > self._progress(name)[0]:
+            known = name == own or number is not None
+            if known and self._launch in (None, number) and int(size) > self._progress(name)[0]:
                 self._unread.append((name, number))
 
     def read_piece(self, nodes: Nodes) -> list[LogLine] | None:
@@ -292,6 +289,42 @@ def read_node_logs(
                 yield from log.unfinished_lines()
         if not goes_on:
             return
+
+
+def supervise_run(
+    request: RunRequest,
+    store: ObjectStore,
+    cluster: Cluster,
+    *,
+    supervisor: str | None = None,
+    seen_from_outside: Callable[[Node], Node] = lambda node: node,
+) -> Stop:
+    """Supervise a registered run until it has ended. `cluster` says how its nodes are reached from here. UserError.
+
+    `supervisor`: the node on which this process runs, where the run was handed over to one. `seen_from_outside` returns a node
+    as it is to be recorded.
+    """
+
+    def record_nodes(used: Sequence[Node]) -> None:
+        save_nodes(store, request.run, cluster, [seen_from_outside(node) for node in used], supervisor)
+
+    nodes = Nodes()
+    try:
+        executor = SshExecutor(
+            ssh_plan(request, os.environ),
+            nodes,
+            lambda: nodes_of_group(cluster, request.options.group),
+            lambda silent: ended_nodes(cluster, silent),
+            print_line,
+        )
+        own = OwnedJournal(store, lambda names: record_nodes(executor.known_nodes(names)))
+        end = take_over(executor, store, request.run, cluster, lambda: all_nodes(cluster)) or supervise(
+            executor, own, request.policy, print_line, max_wait_s=request.max_wait_s
+        )
+    finally:
+        nodes.close()
+    assert isinstance(end, Stop), "machines have no queue"
+    return end
 
 
 def ssh_plan(request: RunRequest, environ: Mapping[str, str]) -> SshPlan:
@@ -349,11 +382,14 @@ def recorded_nodes(submitted: Mapping[str, Any] | None, run: str) -> list[Node]:
     return [from_record(one, run) for one in ((submitted or {}).get("ssh") or {}).get("nodes", ())]
 
 
-def save_nodes(store: ObjectStore, run: str, cluster: Cluster, used: Sequence[Node]) -> None:
-    """Record the nodes of the next launch, beside those of earlier ones. UserError."""
+def save_nodes(
+    store: ObjectStore, run: str, cluster: Cluster, used: Sequence[Node], supervisor: str | None = None
+) -> None:
+    """Record the nodes of the next launch, beside those of earlier ones, and the node that supervises the run. UserError."""
     recorded = recorded_nodes(runs.read_record(store, runs.SUBMITTED), run)
     listed = {node.name: node for node in (*recorded, *used)}
     job = {"nodes": [as_record(node) for node in listed.values()], "current": [node.name for node in used]}
+    job |= {"supervisor": supervisor} if supervisor else {}
     runs.save_job(store, "ssh", job | place_of(cluster))
 
 

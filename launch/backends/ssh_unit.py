@@ -25,6 +25,7 @@ KEPT_LOGS = 50
 LOG_LIMIT = 200 << 20
 """Bytes of one launch's ranks that a node keeps: 10 GiB for all of them."""
 NAME_PREFIX = "lustrain-run-"
+SUPERVISOR_PREFIX = "lustrain-supervisor-"
 FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'$%\\]")
 """In a word of a unit's command: white space, quotes, and what systemd expands
 (https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html#Command%20lines)."""
@@ -179,8 +180,22 @@ def launch_code(states: Sequence[NodeState]) -> int:
 
 def unit_prefix(run: str) -> str:
     """Return what the names of a run's units begin with; runs of one name in two places have different ones."""
+    return f"{NAME_PREFIX}{_run_words(run)}-"
+
+
+def supervisor_unit(run: str) -> str:
+    """Return the unit of a run's supervisor, on the node that it was handed over to; none of a launch's begins so."""
+    return f"{SUPERVISOR_PREFIX}{_run_words(run)}"
+
+
+def supervisor_log(run: str) -> str:
+    """Return the file of all that supervisors of the run have printed on a node."""
+    return log_file(supervisor_unit(run))
+
+
+def _run_words(run: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_.]", "_", run.rpartition("/")[2])[:60]
-    return f"{NAME_PREFIX}{name}-{hashlib.sha256(run.encode()).hexdigest()[:8]}-"
+    return f"{name}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 def unit_name(run: str, launch: int) -> str:
@@ -227,9 +242,7 @@ def start_script(launcher: Launcher, rank: int, runner: Runner) -> str:
     return f"""set -e
 umask 077
 mkdir -p {ENVIRONMENT_FOLDER}
-cat >{environment}
-trap 'rm -f {environment}' EXIT
-tail -n 1 {environment} | grep -q '^{ATTEMPT}=' || {{ echo "its variables did not arrive" >&2; exit 1; }}
+{_receive(environment)}
 exec 9<{ENVIRONMENT_FOLDER}
 flock -w {LOCK_S} 9 || {{ echo "another launcher is being started here" >&2; exit 1; }}
 for file in {TRANSIENT}/{prefix}-*.service; do
@@ -248,9 +261,47 @@ trap - EXIT
 """
 
 
-def prune_script() -> str:
+def supervisor_script(unit: str, words: Sequence[str], user: str, stop_s: int) -> str:
+    """Return the script, for root, that starts a run's supervisor as this user; its input is the file of variables.
+
+    It starts nothing beside a supervisor that runs, nor where its input was cut off.
+    """
+    environment = environment_file(unit)
+    properties = {
+        "CollectMode": "inactive-or-failed",
+        "EnvironmentFile": environment,
+        "StandardError": f"append:{log_file(unit)}",
+        "StandardOutput": f"append:{log_file(unit)}",
+        # At SIGTERM it lets the launch commit first.
+        "TimeoutStopSec": str(2 * stop_s),
+    }
+    command = ["systemd-run", "--quiet", f"--unit={unit}", f"--uid={user}"]
+    command += [f"--property={name}={value}" for name, value in properties.items()]
+    return f"""set -e
+umask 077
+mkdir -p {ENVIRONMENT_FOLDER}
+{_receive(environment)}
+case "$(systemctl is-active {unit}.service)" in
+    active | activating | deactivating) echo "{unit} is here already" >&2; exit 1 ;;
+esac
+systemctl reset-failed {unit}.service 2>/dev/null || true
+umask 022
+mkdir -p {LOG_FOLDER}
+{prune_script(SUPERVISOR_PREFIX)}
+{shlex.join([*command, "--", *words])}
+"""
+
+
+def _receive(environment: str) -> str:
+    """Return the lines that read the file of variables, and refuse a cut one; the file goes with the shell."""
+    return f"""cat >{environment}
+trap 'rm -f {environment}' EXIT
+tail -n 1 {environment} | grep -q '^{ATTEMPT}=' || {{ echo "its variables did not arrive" >&2; exit 1; }}"""
+
+
+def prune_script(prefix: str = NAME_PREFIX) -> str:
     """Return the script that deletes the oldest logs, so that there is room for one more."""
-    logs = f"ls -1t {LOG_FOLDER}/{NAME_PREFIX}*.log 2>/dev/null"
+    logs = f"ls -1t {LOG_FOLDER}/{prefix}*.log 2>/dev/null"
     return f'{logs} | tail -n +{KEPT_LOGS} | while read -r old; do rm -f "$old"; done'
 
 

@@ -20,7 +20,7 @@ DIGEST = 8
 FORM = "KEY=VALUE,VALUE…, like optimizer.lr=0.001,0.01"
 OWN_SETTINGS = ("run.uri", "run.resume", "interrupt.stop_uri")
 """Settings by which a run is found and stopped."""
-_KEY = re.compile(r"\w+(\.\w+)+", re.ASCII)
+SETTING = re.compile(r"\w+(\.\w+)+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def parse_grid(grid: Sequence[str], sets: Sequence[str]) -> dict[str, tuple[str,
     for text in grid:
         key, _, after = (part.strip() for part in text.partition("="))
         parts = tuple(split_values(after))
-        if not _KEY.fullmatch(key) or "" in parts:
+        if not SETTING.fullmatch(key) or "" in parts:
             problems.append(problem("--grid", text, "does not name the values of a setting", allowed=FORM))
         elif key in OWN_SETTINGS:
             problems.append(problem("--grid", text, f"every run has its own {key}", fix="--name names the sweep"))

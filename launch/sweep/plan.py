@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.flags import SweepFlags
 from launch.request import RequestBackend, RunRequest, resolve_request, run_uri
+from launch.runs import SUPERVISED_BY_CALLER
 from launch.sweep.grid import MAX_POINTS, Point, combinations, parse_grid, point_name, shown
+from launch.sweep.search import OPTUNA, Choices, Range, examples, load_optuna, parse_space
 from lustrain.cluster import Cluster
 from lustrain.flags import number
 from lustrain.problem import Problem, UserError, problem
@@ -29,6 +31,10 @@ class SweepPlan:
     requests: tuple[RunRequest, ...]
     """One a point."""
 
+    @property
+    def backend(self) -> str:
+        return self.requests[0].backend
+
 
 def plan_sweep(
     flags: SweepFlags,
@@ -41,6 +47,9 @@ def plan_sweep(
 
     `folder` and `image` are as in `resolve_request`. Nothing but the file of the settings is read.
     """
+    if flags.space or flags.trials is not None:
+        flag, value = ("--space", flags.space[0]) if flags.space else ("--trials", flags.trials)
+        raise UserError(problem(flag, value, "only valid with --search", fix="--search optuna, or --grid"))
     limit = int(number("--max-points", flags.max_points, 1, MAX_POINTS))
     values = combinations(parse_grid(flags.grid, flags.set), limit)
     problems: dict[tuple[str, ...], str] = {}
@@ -69,6 +78,77 @@ def plan_sweep(
     if problems:
         raise UserError(problems.values())
     return SweepPlan(uri, to_toml(_at(settings[0], uri)), tuple(points), tuple(requests))
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """A sweep whose points follow from the results of the points before them."""
+
+    uri: str
+    """The folder of its runs."""
+    settings: str
+    """The resolved settings without what is searched, TOML, in which `run.uri` is the sweep's."""
+    space: Mapping[str, Range | Choices]
+    texts: Mapping[str, str]
+    """The space as it was given."""
+    seed: int
+    trials: int
+    """Points in all, with those of earlier starts."""
+    backend: str
+    request: Callable[[Point], RunRequest]
+    """Returns the request of a point. UserError where its values are refused."""
+
+    def point(self, values: Mapping[str, str]) -> Point:
+        return Point(point_name(self.uri.rpartition("/")[2], values), values)
+
+
+def plan_search(
+    flags: SweepFlags,
+    cluster: Cluster | None,
+    backends: Mapping[str, RequestBackend],
+    folder: Path,
+    image: tuple[str, str] = ("", ""),
+) -> SearchPlan:
+    """Return the search that the flags make, as `plan_sweep`; the ends of its space are checked as points. UserError."""
+    if flags.search != OPTUNA:
+        raise UserError(problem("--search", flags.search, "is not a way to search", allowed=OPTUNA))
+    if flags.grid:
+        fix = "leave it out: in a search --space names the values"
+        raise UserError(problem("--grid", flags.grid[0], "only valid without --search", fix=fix))
+    space = parse_space(flags.space, flags.set)
+    if flags.trials is None:
+        raise UserError(problem("--trials", None, "is missing: a search has no end of its own", allowed="a number"))
+    trials = int(number("--trials", flags.trials, 1, MAX_POINTS))
+    base = config.load(Path(flags.config), flags.set)
+    without_uri: list[Problem] = []
+    uri = run_uri(flags, base, cluster, folder, without_uri)
+    if not base.eval.every:
+        fix = "--set eval.every=N"
+        without_uri.append(problem("eval.every", 0, "a search goes by the validation loss, which is off", fix=fix))
+    if without_uri:
+        raise UserError(without_uri)
+    run_flags = dataclasses.replace(flags, name=None)
+
+    def request(point: Point) -> RunRequest:
+        settings = config.load(Path(flags.config), [*flags.set, *_sets(point.values)])
+        return resolve_request(run_flags, _at(settings, f"{uri}/{point.name}"), cluster, backends, folder, image)
+
+    texts = {text.partition("=")[0].strip(): text.partition("=")[2].strip() for text in flags.space}
+    plan = SearchPlan(uri, to_toml(_at(base, uri)), space, texts, base.run.seed, trials, "", request)
+    problems: dict[tuple[str, ...], str] = {}
+    checked: list[RunRequest] = []
+    for values in examples(space):
+        try:
+            checked.append(request(plan.point(values)))
+        except UserError as error:
+            _add_new(problems, error)
+    if problems:
+        raise UserError(problems.values())
+    if checked[0].backend not in SUPERVISED_BY_CALLER:
+        why = f"a search trains its points in turn, which {checked[0].backend} does not; only valid with --on "
+        raise UserError(problem("--search", OPTUNA, why + " or ".join(SUPERVISED_BY_CALLER), fix="--grid"))
+    load_optuna()
+    return dataclasses.replace(plan, backend=checked[0].backend)
 
 
 def _add_new(problems: dict[tuple[str, ...], str], error: UserError) -> None:

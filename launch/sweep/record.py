@@ -7,12 +7,13 @@ import json
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launch.runs import read_record
 from launch.sweep.grid import Point, shown
-from launch.sweep.plan import SweepPlan
+from launch.sweep.plan import SearchPlan, SweepPlan
+from launch.sweep.search import OPTUNA
 from lustrain.problem import UserError, problem
 from trainer.config import default_settings, parse_toml
 from trainer.run.journal import REQUEST
@@ -20,6 +21,7 @@ from trainer.storage import ObjectStore, PreconditionError, open_store
 
 RECORD = "sweep.json"
 VERSION = 1
+GO_ON = "go on with the same values and settings, or choose another --name"
 
 
 @dataclass(frozen=True)
@@ -30,22 +32,75 @@ class Sweep:
     """Its folder, in which each run has one of its own."""
     settings: str
     points: tuple[Point, ...]
+    search: Mapping[str, Any] | None = None
+    """The space and the seed of a search, whose points grow in number; None of a grid."""
 
 
 def register_sweep(plan: SweepPlan) -> Sweep:
     """Record the sweep, or find the record of the same one. UserError where the folder holds another sweep, or a run."""
-    store = open_store(plan.uri, name="run.uri")
+    sweep = Sweep(_open(plan.uri), plan.settings, plan.points)
+    recorded = _record(sweep)
+    if recorded.search is not None or recorded.points != plan.points:
+        kind = f"of {len(recorded.points)} points from {shown(recorded.points[0].values)} on"
+        why = f"holds another sweep, {kind if recorded.search is None else 'a search'}"
+        raise UserError(problem("--grid", plan.uri, why, fix=GO_ON))
+    _refuse_other_settings(plan.uri, recorded.settings, plan.settings)
+    return sweep
+
+
+def register_search(plan: SearchPlan) -> Sweep:
+    """Record the search without points, or find the record of the same one, with its points. UserError as `register_sweep`."""
+    search = {"by": OPTUNA, "space": dict(plan.texts), "seed": plan.seed}
+    recorded = _record(Sweep(_open(plan.uri), plan.settings, (), search))
+    if recorded.search != search:
+        raise UserError(problem("--space", plan.uri, "holds another sweep, or one with another space", fix=GO_ON))
+    _refuse_other_settings(plan.uri, recorded.settings, plan.settings)
+    return recorded
+
+
+def add_point(sweep: Sweep, point: Point) -> Sweep:
+    """Record one more point of a search. UserError where another process has done so meanwhile."""
+    data, etag = sweep.store.read(RECORD)
+    body = json.loads(data)
+    if body["points"] == [_point(known) for known in sweep.points]:
+        body["points"].append(_point(point))
+        try:
+            sweep.store.put(RECORD, _encoded(body), if_match=etag)
+        except PreconditionError:
+            pass
+        else:
+            return replace(sweep, points=(*sweep.points, point))
+    why = "another fab sweep has added a point to it"
+    raise UserError(problem("run.uri", sweep.store.uri, why, fix="let that one go on"))
+
+
+def _open(uri: str) -> ObjectStore:
+    store = open_store(uri, name="run.uri")
     if read_record(store, REQUEST) is not None:
         fix = "choose another --name or run.uri"
-        raise UserError(problem("run.uri", plan.uri, "is a run, and not a sweep", fix=fix))
-    points = [{"name": point.name, "values": dict(point.values)} for point in plan.points]
+        raise UserError(problem("run.uri", uri, "is a run, and not a sweep", fix=fix))
+    return store
+
+
+def _record(sweep: Sweep) -> Sweep:
+    """Put the record of a sweep if there is none, and return what is recorded."""
     by = f"{getpass.getuser()}@{platform.node()}"
-    body = {"version": VERSION, "by": by, "created": time.time(), "settings": plan.settings, "points": points}
+    body = {"version": VERSION, "by": by, "created": time.time(), "settings": sweep.settings}
+    body |= {"search": sweep.search} if sweep.search is not None else {}
+    body |= {"points": [_point(point) for point in sweep.points]}
     try:
-        store.put(RECORD, json.dumps(body, indent=1).encode() + b"\n", if_absent=True)
+        sweep.store.put(RECORD, _encoded(body), if_absent=True)
     except PreconditionError:
-        _refuse_other(plan, load_sweep(store))
-    return Sweep(store, plan.settings, plan.points)
+        return load_sweep(sweep.store)
+    return sweep
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {"name": point.name, "values": dict(point.values)}
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, indent=1).encode() + b"\n"
 
 
 def unregister_sweep(sweep: Sweep) -> None:
@@ -67,17 +122,13 @@ def load_sweep(store: ObjectStore) -> Sweep:
             problem("object", f"{store.uri.rstrip('/')}/{RECORD}", why, fix="use the Lustrain that wrote it")
         )
     points = tuple(Point(str(point["name"]), point["values"]) for point in record["points"])
-    return Sweep(store, str(record["settings"]), points)
+    return Sweep(store, str(record["settings"]), points, record.get("search"))
 
 
-def _refuse_other(plan: SweepPlan, recorded: Sweep) -> None:
-    fix = "go on with the same --grid and settings, or choose another --name"
-    if recorded.points != plan.points:
-        why = f"holds another sweep, of {len(recorded.points)} points from {shown(recorded.points[0].values)} on"
-        raise UserError(problem("--grid", plan.uri, why, fix=fix))
-    if changed := changed_settings(recorded.settings, plan.settings):
+def _refuse_other_settings(uri: str, before: str, after: str) -> None:
+    if changed := changed_settings(before, after):
         why = f"the sweep was begun with another {', '.join(changed)}"
-        raise UserError(problem("run.uri", plan.uri, why, fix=fix))
+        raise UserError(problem("run.uri", uri, why, fix=GO_ON))
 
 
 def changed_settings(before: str, after: str) -> list[str]:

@@ -1,24 +1,26 @@
-"""Starts the points of a sweep: on this machine and over SSH in turn, with a scheduler as jobs of their own."""
+"""Starts the points of a sweep: here and over SSH in turn, on Slurm as one job array, on Kubernetes as a Job each."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from launch.backends import Backend, Submission
+from launch.backends import ArrayBackend, Backend, Submission
 from launch.request import RunRequest
 from launch.runs import SUPERVISED_BY_CALLER, read_record
-from launch.submit import submit
-from launch.sweep.grid import shown
-from launch.sweep.plan import SweepPlan
-from launch.sweep.record import Sweep, register_sweep, unregister_sweep
-from launch.sweep.status import DONE, ENDED_EARLY, NOT_STARTED, UNFINISHED, read_outcomes
+from launch.submit import submit, submit_array
+from launch.sweep.grid import Point, shown
+from launch.sweep.plan import SearchPlan, SweepPlan
+from launch.sweep.record import Sweep, add_point, register_search, register_sweep, unregister_sweep
+from launch.sweep.search import DRAWS, Trial, draw_values
+from launch.sweep.status import DONE, ENDED_EARLY, NOT_STARTED, UNFINISHED, read_outcomes, read_rows
 from lustrain.problem import UserError, problem
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.node.ranks import FORWARDED
@@ -60,11 +62,24 @@ class StartOptions:
 
 def start_sweep(plan: SweepPlan, options: StartOptions) -> SweepStart:
     """Start the points that are not done. UserError where none could be started; a new sweep is then not recorded."""
-    result = SweepStart(register_sweep(plan))
     in_turn = plan.requests[0].backend in SUPERVISED_BY_CALLER
-    try:
+
+    def start(result: SweepStart) -> None:
         outcomes = read_outcomes(result.sweep)
         (_train_in_turn if in_turn else _submit_jobs)(plan, outcomes, options, result)
+
+    return _started(register_sweep(plan), start)
+
+
+def start_search(plan: SearchPlan, options: StartOptions) -> SweepStart:
+    """Train the points of a search that are not done, then draw new ones and train them. UserError as `start_sweep`."""
+    return _started(register_search(plan), lambda result: _search(plan, options, result))
+
+
+def _started(sweep: Sweep, start: Callable[[SweepStart], None]) -> SweepStart:
+    result = SweepStart(sweep)
+    try:
+        start(result)
     except UserError as error:
         if not result.started:
             unregister_sweep(result.sweep)
@@ -75,23 +90,77 @@ def start_sweep(plan: SweepPlan, options: StartOptions) -> SweepStart:
 
 def _train_in_turn(plan: SweepPlan, outcomes: list[str], options: StartOptions, result: SweepStart) -> None:
     for number, (request, outcome) in enumerate(zip(plan.requests, outcomes, strict=True), 1):
-        if outcome == ENDED_EARLY and not options.resume:
+        label = f"point {number} of {len(plan.points)}: {shown(plan.points[number - 1].values)}"
+        _train_point(request, outcome, label, options, result)
+        if result.interrupted:
+            return
+
+
+def _train_point(request: RunRequest, outcome: str, label: str, options: StartOptions, result: SweepStart) -> None:
+    """Train a point that is not done to its end."""
+    if outcome == ENDED_EARLY and not options.resume:
+        result.ended_early.append(request.run)
+    elif outcome != DONE:
+        if outcome == UNFINISHED and not options.resume:
+            _refuse_on_another_machine(request)
+        options.log(label)
+        with _signal_handlers_kept():
+            submission = _submit(request, options, resume=outcome != NOT_STARTED)
+        result.started.append(request.run)
+        if submission.code == EXIT_REQUEUE and not journal.stopped(open_store(request.run)):
+            result.interrupted = True
+        elif submission.code != EXIT_DONE:
             result.ended_early.append(request.run)
-        elif outcome != DONE:
-            if outcome == UNFINISHED and not options.resume:
-                _refuse_on_another_machine(request)
-            options.log(f"point {number} of {len(plan.points)}: {shown(plan.points[number - 1].values)}")
-            with _signal_handlers_kept():
-                submission = _submit(request, options, resume=outcome != NOT_STARTED)
-            result.started.append(request.run)
-            if submission.code == EXIT_REQUEUE and not journal.stopped(open_store(request.run)):
-                result.interrupted = True
-                return
-            if submission.code != EXIT_DONE:
-                result.ended_early.append(request.run)
+
+
+def _search(plan: SearchPlan, options: StartOptions, result: SweepStart) -> None:
+    for number, row in enumerate(read_rows(result.sweep), 1):
+        point = result.sweep.points[number - 1]
+        label = f"point {number} of {plan.trials}: {shown(point.values)}"
+        _train_point(plan.request(point), row["outcome"], label, options, result)
+        if result.interrupted:
+            return
+    trials = [trial_of(row) for row in read_rows(result.sweep)]
+    while len(trials) < plan.trials:
+        drawn = _draw_point(plan, trials, options.log)
+        if drawn is None:
+            options.log(f"the space is used up after {len(trials)} points")
+            return
+        point, request = drawn
+        result.sweep = add_point(result.sweep, point)
+        label = f"point {len(trials) + 1} of {plan.trials}: {shown(point.values)}"
+        _train_point(request, NOT_STARTED, label, options, result)
+        if result.interrupted:
+            return
+        trials += map(trial_of, read_rows(replace(result.sweep, points=(point,))))
+
+
+def _draw_point(
+    plan: SearchPlan, trials: Sequence[Trial], log: Callable[[str], None]
+) -> tuple[Point, RunRequest] | None:
+    """Return the next point with its request; None where all draws are values of a point that there is, or refused."""
+    known = [dict(trial.values) for trial in trials]
+    for draw in range(DRAWS):
+        values = draw_values(plan.space, plan.seed, trials, draw)
+        if values in known:
+            continue
+        known.append(values)
+        try:
+            return plan.point(values), plan.request(plan.point(values))
+        except UserError as error:
+            log(f"left out: {shown(values)}: {error.problems[0]}")
+    return None
+
+
+def trial_of(row: Mapping[str, Any]) -> Trial:
+    """Return what a search learns from a point of `read_rows`."""
+    loss = row["best_validation_loss"]
+    return Trial(row["values"], None if row["outcome"] != DONE else math.inf if loss is None else loss)
 
 
 def _submit_jobs(plan: SweepPlan, outcomes: list[str], options: StartOptions, result: SweepStart) -> None:
+    if isinstance(options.backend, ArrayBackend) and _submit_array(plan, outcomes, options, options.backend, result):
+        return
     unfinished = outcomes.count(UNFINISHED)
     for request, outcome in zip(plan.requests, outcomes, strict=True):
         if outcome == DONE or (outcome == UNFINISHED and not options.resume):
@@ -111,6 +180,36 @@ def _submit_jobs(plan: SweepPlan, outcomes: list[str], options: StartOptions, re
             unfinished += outcome != UNFINISHED
             for line in submission.lines[:1]:
                 options.log(line)
+
+
+def _submit_array(
+    plan: SweepPlan, outcomes: list[str], options: StartOptions, backend: ArrayBackend, result: SweepStart
+) -> bool:
+    """Submit all points that are due as one job; False where each is to be a job of its own."""
+    due: dict[int, RunRequest] = {}
+    for index, (request, outcome) in enumerate(zip(plan.requests, outcomes, strict=True)):
+        if outcome == NOT_STARTED or (options.resume and outcome != DONE):
+            try:
+                backend.check_queue(request, resume=outcome != NOT_STARTED)
+            except UserError as error:
+                if outcome == UNFINISHED and _has_job(error):
+                    continue
+                raise
+            due[index] = request
+    if len(due) < 2:
+        return False
+    array = backend.plan_array(due, plan.uri, options.folder, os.environ, options.at_once)
+    if array is None:
+        return False
+    resumed = {index for index in due if outcomes[index] != NOT_STARTED}
+    submissions = submit_array(due, resumed, backend, array, plan.uri, options.folder)
+    result.started += [request.run for request in due.values()]
+    for submission in submissions:
+        options.log(submission.lines[0])
+    if not options.resume:
+        ended = zip(plan.requests, outcomes, strict=True)
+        result.ended_early += [request.run for request, outcome in ended if outcome == ENDED_EARLY]
+    return True
 
 
 def _refuse_on_another_machine(request: RunRequest) -> None:

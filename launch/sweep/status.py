@@ -36,14 +36,21 @@ def read_outcomes(sweep: Sweep) -> list[str]:
 
 def read(sweep: Sweep) -> dict[str, Any]:
     """Return the sweep and its points as plain JSON data, best first; points without a validation loss keep their order."""
-    rows = _of_each(sweep, lambda point: _row(sweep, point))
+    rows = read_rows(sweep)
     rows.sort(key=lambda row: math.inf if row["best_validation_loss"] is None else row["best_validation_loss"])
     return {"sweep": sweep.store.uri.rstrip("/"), "points": rows}
+
+
+def read_rows(sweep: Sweep) -> list[dict[str, Any]]:
+    """Return the points as plain JSON data, in the order of the sweep."""
+    return _of_each(sweep, lambda point: _row(sweep, point))
 
 
 def lines(data: Mapping[str, Any]) -> list[str]:
     """Return the table for people."""
     rows: Sequence[Mapping[str, Any]] = data["points"]
+    if not rows:
+        return ["no point is begun"]
     keys = list(rows[0]["values"])
     losses = ("validation_loss", "best_validation_loss")
     heads = [*keys, "state", "step", "validation loss", "best", "run"]

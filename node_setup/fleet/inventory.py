@@ -111,7 +111,7 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
     names = [node.name for node in nodes]
     shown = [node if names.count(node.name) == 1 else replace(node, name=node.instance_id or "") for node in nodes]
     return [
-        _with_route(node, cluster, route) for node in sorted(shown, key=lambda node: (node.group or "", node.name))
+        with_route(node, cluster, route) for node in sorted(shown, key=lambda node: (node.group or "", node.name))
     ], notes
 
 
@@ -190,7 +190,7 @@ def _hyperpod_nodes(cluster: Cluster, client: Client) -> tuple[list[Node], list[
     return nodes, notes
 
 
-def _with_route(node: Node, cluster: Cluster, route: Route) -> Node:
+def with_route(node: Node, cluster: Cluster, route: Route) -> Node:
     """Return the node with its route; over SSM the address is the instance's id and a session's process is the connection."""
     if cluster.reach.via == "ssh" or not node.instance_id:
         return replace(node, route=route)

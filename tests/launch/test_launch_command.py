@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launch import runs
 from launch.backends import LaunchPlan, kubernetes, slurm, slurm_executor
 from launch.backends.slurm_executor import Allocation, Runtime
 from launch.request import RunRequest
+from launch.submit import submit_array
 from launch.supervisor.policy import ExtraNodes, RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.lab.training import config
@@ -57,7 +61,7 @@ def test_programs_see_of_the_environment_what_is_named_only(planted: Path, monke
         monkeypatch.setenv(name, "other")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     plant(planted, "sbatch", f"/usr/bin/env > {planted}/seen; echo 7")
-    assert slurm.submit("", planted, SLURM) == 7
+    assert slurm.submit("", planted, RUN, "first") == 7
     seen = {line.partition("=")[0] for line in (planted / "seen").read_text().splitlines()}
     assert seen & {"SBATCH_PARTITION", "SBATCH_EXPORT", "SQUEUE_STATES", "SLURM_CLUSTERS", "HF_TOKEN"} == set()
     assert {"PATH", "SLURM_CONF"} <= seen
@@ -92,6 +96,36 @@ def test_held_job_is_told_from_one_that_waits(planted: Path, state: str, reason:
     assert [job.held for job in slurm.jobs(RUN, "first")] == [reason if held else ""]
 
 
+@pytest.mark.parametrize("record", [{"job": "9_1", "task": 1, "log": "x"}, {"task": 1}])
+def test_task_of_a_sweeps_array_is_its_runs_job(planted: Path, tmp_path: Path, record: dict[str, Any]) -> None:
+    """Also where sbatch's answer was lost, and its number with it."""
+    sweep = f"{tmp_path}/rates"
+    lines = [f"9_{task}|{state}|{sweep}" for task, state in {0: "RUNNING|None", 1: "PENDING|JobHeldUser"}.items()]
+    lines += ["7_1|RUNNING|None|/other/rates", f"8_11|RUNNING|None|{sweep}"]
+    plant(planted, "squeue", f"case $* in *--array*) printf '%s\\n' {shlex.join(lines)} ;; esac")
+    assert slurm.jobs_of(f"{sweep}/first") == []
+    runs.save_job(open_store(f"{sweep}/first"), "slurm", record)
+    assert slurm.jobs_of(f"{sweep}/first") == [slurm.Job("9_1", "JobHeldUser")]
+
+
+def test_array_whose_answer_is_lost_keeps_its_tasks_known(planted: Path, tmp_path: Path) -> None:
+    """What is queued for the same sweep is of an earlier start, and not taken for the new array."""
+    sweep = f"{tmp_path}/rates"
+    requests = {index: replace(SLURM, run=f"{sweep}/{name}") for index, name in {1: "a", 3: "b"}.items()}
+    plant(planted, "sbatch", f"case $* in *--test-only*) exit 0 ;; esac; {TIMED_OUT}")
+    plant(planted, "squeue", f"echo '5|RUNNING|None|{sweep}'")
+    plan = LaunchPlan((), {slurm.ARRAY_SCRIPT: ""})
+    with pytest.raises(UserError) as error:
+        submit_array(requests, set(), slurm.BACKEND, plan, sweep, planted)
+    assert code_of(error) == UNREACHABLE
+    plant(planted, "squeue", f"case $* in *--array*) echo '6_3|PENDING|None|{sweep}' ;; esac")
+    assert [slurm.jobs_of(request.run) for request in requests.values()] == [[], [slurm.Job("6_3")]]
+    plant(planted, "sbatch", "case $* in *--test-only*) exit 0 ;; esac; echo 'sbatch: error: no' >&2; exit 1")
+    with pytest.raises(UserError):
+        submit_array({0: replace(SLURM, run=f"{sweep}/c")}, set(), slurm.BACKEND, plan, sweep, planted)
+    assert runs.read_record(open_store(f"{sweep}/c"), REQUEST) is None
+
+
 @pytest.mark.parametrize("squeue", [SILENT, None])
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(planted: Path, squeue: str | None) -> None:
     if squeue:
@@ -112,7 +146,7 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(planted: Path, squeue:
 def test_a_job_that_slurm_has_taken_is_found(planted: Path, sbatch: str, squeue: str, job: int) -> None:
     plant(planted, "sbatch", sbatch)
     plant(planted, "squeue", squeue)
-    assert slurm.submit("", planted, SLURM) == job
+    assert slurm.submit("", planted, RUN, "first") == job
 
 
 @pytest.mark.parametrize(
@@ -122,7 +156,7 @@ def test_where_it_is_not_known_whether_slurm_took_the_job_that_is_said(planted: 
     plant(planted, "sbatch", sbatch)
     plant(planted, "squeue", squeue)
     with pytest.raises(UserError) as error:
-        slurm.submit("", planted, SLURM)
+        slurm.submit("", planted, RUN, "first")
     assert code_of(error) == UNREACHABLE
 
 
@@ -263,6 +297,16 @@ def test_a_node_that_takes_no_step_is_not_a_living_one(
 ) -> None:
     monkeypatch.setenv("B_IS", state)
     assert allocation.healthy_nodes() == (["a", "b"] if usable else ["a"])
+
+
+def test_task_of_an_array_looks_at_itself_alone(
+    allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    plant(planted, "squeue", f'echo "$*" >> {planted}/asked; echo a,b')
+    assert allocation.healthy_nodes()
+    assert "--jobs=7_2 " in (planted / "asked").read_text()
 
 
 def test_ranks_meet_where_slurm_reaches_the_first_node(allocation: Allocation, planted: Path) -> None:

@@ -23,6 +23,7 @@ from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
 from trainer.config import load
+from trainer.errors import EXIT_CONFIG
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow
@@ -109,7 +110,10 @@ def fab(cluster: Kubernetes, folder: Path, *words: str, code: int = 0, **more: A
 def test_a_run_is_given_to_kubernetes_once_and_taken_back(cluster: Kubernetes, job: Path) -> None:
     (job / "config.toml").write_text(config("run"))
     train = ["train", "config.toml", "--name", "first", "--nodes", "2", "--image", IMAGE]
-    assert fab(cluster, job, *train)["job"] == "first"
+    cluster.kubectl("create", "priorityclass", "high", "--value=1000", "--preemption-policy=Never")
+    assert fab(cluster, job, *train, "--priority", "high")["job"] == "first"
+    wait_until(lambda: fab(cluster, job, "status", "first")["pods"])
+    assert all(pod["spec"]["priority"] == 1000 for pod in pods(cluster))
     assert (cluster.get("job", "first")["spec"]["completions"], len(cluster.get("service", "first"))) == (2, 5)
     assert fab(cluster, job, "status", "first")["state"] == "requested, no rank has started yet"
     (refused,) = fab(cluster, job, *train, code=2)["error"]
@@ -131,6 +135,8 @@ def test_what_kubernetes_does_not_have_is_one_line_and_leaves_nothing(cluster: K
     assert nowhere.startswith('kubectl: namespaces "nowhere" not found; fix: kubectl create namespace nowhere')
     (unknown,) = fab(cluster, job, *train, code=2, context="other")["error"]
     assert unknown.startswith('kubectl: context "other" does not exist; fix: kubectl config get-contexts')
+    (unranked,) = fab(cluster, job, *train, "--priority", "nothing", code=2)["error"]
+    assert unranked.startswith("--priority = 'nothing': is not a priority class; fix: kubectl get priorityclasses")
     assert not (job / "first").exists()
 
 
@@ -153,6 +159,8 @@ def test_a_wrong_configuration_ends_the_job_at_its_first_pods(cluster: Kubernete
     (why,) = [one for one in cluster.get("job", "first")["status"]["conditions"] if one["type"] == "Failed"]
     assert (why["reason"], len(pods(cluster))) == ("PodFailurePolicy", 2)
     runs.save_job(open_store(f"{job}/first"), "kubernetes", {"job": "first", "namespace": "default", "context": "lab"})
+    states = {pod["name"]: pod["state"] for pod in fab(cluster, job, "status", "first")["pods"]}
+    assert states == {pod["metadata"]["name"]: f"code {EXIT_CONFIG}" for pod in pods(cluster)}
     lines = fab(cluster, job, "logs", "first")["lines"]
     assert {line["source"] for line in lines} <= {pod["metadata"]["name"] for pod in pods(cluster)}
     assert any(line["rank"] == 0 and "task.nothing" in line["text"] for line in lines)

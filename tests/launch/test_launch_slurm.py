@@ -246,6 +246,34 @@ def test_a_job_that_slurm_requeues_by_itself_goes_on(place: Place) -> None:
     assert_equals_an_undisturbed_run(place.run)
 
 
+def test_sweep_is_one_array_whose_tasks_are_runs(place: Place) -> None:
+    place.write(steps=60)
+    sweep = ["sweep", "config.toml", "--on", "slurm", "--nproc", "1", "--grid", "run.seed=1,2,3", "--at-once", "1"]
+    first, second, third = (point["name"] for point in place.fab(*sweep)["points"])
+    jobs = {name: place.fab("status", f"run/{name}")["submitted"]["slurm"]["job"] for name in (first, second, third)}
+    array = jobs[first].partition("_")[0]
+    assert list(jobs.values()) == [f"{array}_{task}" for task in range(3)]
+    wait_until(lambda: committed(open_store(str(place.run / first))))
+    running = place.slurm.call("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%F_%K").stdout.split()
+    assert running == [f"{array}_0"]
+    alive = place.fab("train", "config.toml", *sweep[2:6], "--set", f"run.uri={SHARED}/run/{second}", check=False)
+    assert f"job {array}_1 of Slurm still waits or runs for it" in alive["error"][0]
+    assert place.fab("stop", f"run/{third}", "--now")["cancelled"] == [f"job {array}_2 of Slurm"]
+    # A requeue is of this task alone.
+    place.slurm.call("scontrol", "requeue", f"{array}_0")
+    place.go()
+    wait_until(lambda: place.slurm.call("squeue", "--noheader").stdout == "", 480)
+    outcomes = {point["name"]: point["outcome"] for point in place.fab("sweep-status", "run")["points"]}
+    assert outcomes == {first: "done", second: "done", third: "unfinished"}
+    assert len(journal.read(open_store(str(place.run / first)))) >= 2
+    assert place.fab(*sweep)["ended_early"] == []
+    again = place.fab(*sweep, "--resume")
+    assert again["waiting"] == 0
+    wait_until(lambda: {point["outcome"] for point in place.fab("sweep-status", "run")["points"]} == {"done"}, 480)
+    (line, *_) = place.fab("logs", f"run/{second}", "--rank", "0")["lines"]
+    assert line["text"].startswith("started: ")
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

@@ -169,6 +169,50 @@ def test_launch_outlives_its_supervisor_and_is_taken_over(place: Place) -> None:
     assert_equals_an_undisturbed_run(place.run)
 
 
+DETACHED = ["train", "config.toml", "--on", "ssh", "--nodes", "2", "--detach"]
+
+
+def test_detached_run_outlives_its_node_by_resume(place: Place) -> None:
+    (place.lab.shared / "config.toml").write_text(config("run", hold=f"{SHARED}/go"))
+    # Its first node is not the one on which fab is called.
+    place.describe("cluster.json", place.other.address, place.operator.address)
+    refused = place.fab(*DETACHED, code=USAGE)["error"]
+    assert refused[-1].startswith(f"--detach = '{place.other.address}': does not reach enough nodes")
+    assert not place.run.exists()
+    place.other.write("/root/.ssh/id_ed25519", Path(place.lab.key).read_text(), 0o600)
+    assert place.fab(*DETACHED)["supervisor"]["node"] == place.other.address
+    place.committed()
+    (line,) = place.fab(*DETACHED, "--resume", code=USAGE)["error"]
+    assert line.startswith("--resume = '/fsx/run': unit lustrain-supervisor-run-")
+    assert place.fab("status", "/fsx/run")["submitted"]["ssh"]["supervisor"] == place.other.address
+    place.other.crash()
+    place.other.boot()
+    place.other.write("/root/.ssh/id_ed25519", Path(place.lab.key).read_text(), 0o600)
+    place.fab(*DETACHED, "--resume")
+    place.go()
+    wait_until(lambda: place.records()[-1].get("code") == EXIT_DONE, 480)
+    assert place.records()[0]["code"] == EXIT_PEERS, place.told()
+    assert_equals_an_undisturbed_run(place.run)
+    wait_until(lambda: "all steps are done" in place.fab("logs", "/fsx/run")["lines"][-1]["text"])
+    lines = place.fab("logs", "/fsx/run")["lines"]
+    assert any(line["text"].startswith("lustrain: launch 1 on ") for line in lines)
+    assert place.other.exec("sh", "-c", "ls /run/systemd/transient /run/lustrain").stdout.split() == [
+        "/run/lustrain:",
+        "/run/systemd/transient:",
+    ]
+
+
+def test_detached_run_stops_and_leaves_no_unit(place: Place) -> None:
+    (place.lab.shared / "config.toml").write_text(config("run", hold=f"{SHARED}/go"))
+    place.fab(*DETACHED, "--set", "train.steps=1000000")
+    place.committed()
+    place.fab("stop", "/fsx/run")
+    place.go()
+    wait_until(lambda: place.fab("status", "/fsx/run")["state"] == "stopped")
+    for node in place.lab.nodes:
+        wait_until(lambda node=node: not node.exec("ls", "/run/systemd/transient").stdout.split())
+
+
 def test_stop_commits_and_stop_now_leaves_no_unit(place: Place) -> None:
     endless = ["--set", "train.steps=1000000"]
     job = place.train(*endless)

@@ -206,6 +206,7 @@ def test_ranks_of_the_cluster_are_shown_where_too_many(tmp_path: Path) -> None:
         ({"on": "mars"}, "--on = 'mars': is not a place to train at; allowed: local, slurm"),
         ({"nodes": "0"}, "--nodes = '0': is not a number of nodes"),
         ({"nodes": "3-2"}, "--nodes = '3-2': is not a number of nodes"),
+        ({"detach": True}, "--detach = True: a run on this machine ends with its fab train"),
         ({"nodes": "2"}, "--nodes = '2': is more than this machine; fix: --nproc sets its ranks"),
         ({"spare": "x"}, "--spare = 'x': must be a whole number"),
         ({"nproc": "3"}, "--nproc = '3': 3 ranks are more than the 2 micro-batches of a step; allowed: 1 to 2; fix: "),
@@ -389,6 +390,22 @@ def test_batch_script_needs_python_39_alone(tmp_path: Path) -> None:
     assert oldest is not None
     done = subprocess.run([oldest, "-I", "-"], input=text, capture_output=True, text=True, check=False, env={})
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "KeyError: 'SLURM_JOB_ID'")
+
+
+def test_array_of_a_sweep_has_a_task_for_each_run(tmp_path: Path) -> None:
+    one = request_of(tmp_path, cluster(), {"global_batch": 64}, nodes="2")
+    requests = {
+        index: dataclasses.replace(one, run=f"/fsx/rates/{name}") for index, name in {0: "a", 1: "b", 4: "c"}.items()
+    }
+    plan = slurm.BACKEND.plan_array(requests, "/fsx/rates", tmp_path, {}, 2)
+    assert plan is not None
+    text = plan.files[slurm.ARRAY_SCRIPT]
+    options = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
+    assert {"--array=0,1,4%2", "--job-name=rates", "--comment=/fsx/rates", "--output=/fsx/rates/log-%A_%a"} <= options
+    assert [f"'run': '/fsx/rates/{name}'" in text for name in "abc"] == [True] * 3
+    # One with more time to save needs its signal earlier.
+    other = dataclasses.replace(one, grace_s=999.0)
+    assert slurm.BACKEND.plan_array(requests | {5: other}, "/fsx/rates", tmp_path, {}, None) is None
 
 
 @pytest.mark.parametrize(

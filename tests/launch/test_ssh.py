@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launch.backends import ssh, ssh_nodes, ssh_unit
+from launch.backends import ssh, ssh_handover, ssh_nodes, ssh_supervisor, ssh_unit
 from launch.backends.ssh_executor import SshExecutor
 from launch.backends.ssh_nodes import REFUSED, ended_nodes
 from launch.backends.ssh_unit import (
@@ -706,6 +706,125 @@ def test_stop_now_names_the_nodes_that_did_not_answer(monkeypatch: pytest.Monkey
     assert [line.partition(":")[0] for line in error.value.problems] == ["b"]
 
 
+def handed_over(tmp_path: Path) -> RunRequest:
+    return request_of(tmp_path, detach=True)
+
+
+def test_handed_over_request_is_the_same_on_the_node(tmp_path: Path) -> None:
+    request = handed_over(tmp_path)
+    body = ssh_handover.decode(ssh_handover.encode(request, {"PATH": "/bin"}, A, 12.5))
+    made = ssh_handover.request_of(body, ssh.SshOptions)
+    assert made == replace(request, options=replace(request.options, detach=False))
+    assert (body["variables"], body["requested"], body["node"]) == ({"PATH": "/bin"}, 12.5, "a")
+
+
+def test_other_version_takes_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ssh_handover.encode(handed_over(tmp_path), {}, A, None)
+    monkeypatch.setattr(ssh_handover, "__version__", "9.9")
+    with pytest.raises(UserError) as error:
+        ssh_handover.decode(text)
+    assert [line.path for line in error.value.problems] == ["--detach"]
+
+
+@pytest.mark.parametrize(
+    ("reach", "there", "key", "route"),
+    [
+        ({"via": "ssh", "user": "u", "key": "/k", "jump": "u@gate"}, True, "/k", Route("u", 22, "/k", "u@gate")),
+        ({"via": "ssh", "user": "u", "key": "/k"}, False, None, Route("u", 22, "/k")),
+        ({"via": "ssm", "user": "u"}, False, None, None),
+    ],
+)
+def test_node_reaches_others_directly_and_records_the_callers_way(
+    reach: dict[str, str], there: bool, key: str | None, route: Route | None
+) -> None:
+    outside = cluster(**{**EC2, "reach": reach})
+    inside = ssh_handover.seen_from_node(outside, lambda path: there)
+    assert (inside.reach.via, inside.reach.key, inside.reach.jump, inside.reach.user) == ("ssh", key, None, "u")
+    recorded = ssh_handover.seen_from_outside(replace(I1, route=Route("u", 22, key)), outside)
+    assert (recorded.address, recorded.route) == ("10.0.0.1", route) if route else recorded.address == "i-1"
+    assert bool(recorded.route.proxy) == (route is None)
+
+
+def test_supervisor_adopts_the_request_that_started_it_alone(registered: ObjectStore) -> None:
+    asked = json.loads(registered.read(journal.REQUEST)[0])["asked"]
+    request_again(registered, "host")
+    ssh_supervisor.adopt(registered, RUN, asked)
+    assert ssh.OwnedJournal(registered, lambda nodes: None).read() == ([], "")
+    request_again(registered, "asked")
+    with pytest.raises(UserError):
+        ssh_supervisor.adopt(registered, RUN, asked)
+
+
+class AnsweringNodes:
+    """A node whose unit is in one state, and which answers other scripts by `answer`."""
+
+    def __init__(self, state: str, answer: Callable[[], str]) -> None:
+        self.state, self.answer = state, answer
+
+    def run(self, node: Node, script: str, stdin: str = "", *, root: bool = False, seconds: float = 0) -> str:
+        unit = ssh_unit.supervisor_unit(RUN)
+        return self.state.replace(UNIT, unit) if script.startswith("systemctl show") else self.answer()
+
+
+def missing_module() -> str:
+    raise Fault(REFUSED, "No module named launch")
+
+
+NOT_THERE = shown("inactive", "dead")
+
+
+@pytest.mark.parametrize(
+    ("state", "answer", "path", "code"),
+    [
+        (UP, lambda: "", "--resume", USAGE),
+        (NOT_THERE, missing_module, "--detach", UNREACHABLE),
+        (NOT_THERE, lambda: "", "--detach", USAGE),
+        (NOT_THERE, lambda: "a banner\n" + json.dumps({"error": ["no way"], "exit_code": 7}), "", 7),
+    ],
+)
+def test_node_that_cannot_supervise_is_refused(
+    tmp_path: Path, state: str, answer: Callable[[], str], path: str, code: int
+) -> None:
+    request, nodes = handed_over(tmp_path), AnsweringNodes(state, answer)
+    with pytest.raises(UserError) as error:
+        ssh_handover.check_from_node(nodes, A, request, ssh.ssh_plan(request, {}), resume=True)  # type: ignore[arg-type]
+    assert ([line.path for line in error.value.problems], error.value.exit_code) == ([path], code)
+
+
+def answer_of(fault: Exception | None, read: Callable[[str], Any], key: str) -> Any:
+    if fault is not None:
+        raise fault
+    return read(key)
+
+
+def test_hand_over_ends_once_the_unit_has_the_run(
+    tmp_path: Path, registered: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = handed_over(tmp_path)
+    plan = ssh.ssh_plan(request, {})
+    asked = json.loads(registered.read(journal.REQUEST)[0])["asked"]
+
+    def adopt(seconds: float) -> None:
+        ssh_supervisor.adopt(registered, RUN, asked)
+
+    # The unit is another process than the one that calls.
+    request_again(registered, "host")
+    ended: Any = AnsweringNodes(NOT_THERE, lambda: "lustrain: the store is full")
+    with pytest.raises(UserError) as error:
+        ssh_handover.hand_over(ended, A, request, plan, registered, sleep=adopt)
+    assert (error.value.exit_code, "the store is full" in str(error.value)) == (1, True)
+    silent: Any = AnsweringNodes(UP, lambda: "")
+    moments = iter([0.0, 1e3])
+    with pytest.raises(UserError) as error:
+        ssh_handover.hand_over(silent, A, request, plan, registered, clock=lambda: next(moments))
+    assert error.value.exit_code == UNREACHABLE
+    # A store that does not answer for a moment ends nothing.
+    real, answers = registered.read, iter([None, StorageError("busy")])
+    monkeypatch.setattr(registered, "read", lambda key: answer_of(next(answers, None), real, key))
+    done = ssh_handover.hand_over(silent, A, request, plan, registered, sleep=adopt)
+    assert (done.code, done.data["supervisor"]["node"]) == (0, "a")
+
+
 class NodeFolders:
     """A node's folders, in which its scripts run; systemd is two programs that write down how they were called."""
 
@@ -750,6 +869,18 @@ def test_start_keeps_variables_for_root_and_ends_earlier_launches(folders: NodeF
     folders.unit(3)
     assert folders.run(remove_script(unit_name(RUN, 3))) == 0
     assert not file.exists()
+
+
+@pytest.mark.parametrize("state", ["inactive", "active"])
+def test_supervisor_starts_once_and_leaves_no_variables(folders: NodeFolders, state: str) -> None:
+    unit = ssh_unit.supervisor_unit(RUN)
+    (folders.root / "bin/systemctl").write_text(f"#!/bin/sh\n[ $1 = is-active ] && echo {state}\n")
+    script = ssh_unit.supervisor_script(unit, ["python3", "-m", "x", "train"], "ubuntu", 60)
+    assert (folders.run(script, environment_text({"TOKEN": "x"}, 0)) == 0) == (state == "inactive")
+    calls = [call for call in folders.calls() if call.startswith("systemd-run")]
+    assert len(calls) == (state == "inactive")
+    assert all(f"--unit={unit} --uid=ubuntu" in call and call.endswith("-- python3 -m x train") for call in calls)
+    assert list((folders.root / "ENVIRONMENT_FOLDER").iterdir()) == []
 
 
 @pytest.mark.parametrize(("there", "text"), [(3, None), (10, None), (2, 'PATH="/bin"\n'), (2, "")])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,9 +25,10 @@ from launch.request import RunRequest
 from launch.runs import read_record, register_run
 from launch.sweep import status
 from launch.sweep.grid import point_name, split_values
-from launch.sweep.plan import SweepPlan, plan_sweep
-from launch.sweep.record import RECORD, load_sweep
-from launch.sweep.start import StartOptions, SweepStart, start_sweep
+from launch.sweep.plan import SearchPlan, SweepPlan, plan_search, plan_sweep
+from launch.sweep.record import RECORD, load_sweep, register_sweep
+from launch.sweep.search import Trial, draw_values, parse_space
+from launch.sweep.start import StartOptions, SweepStart, start_search, start_sweep
 from lustrain.problem import FAILED, USAGE, UserError, problem
 from tests.lab.training import config as settings
 from tests.launch.test_backends import PrinterBackend
@@ -65,7 +68,7 @@ class QueueBackend(PrinterBackend):
 
 
 class TurnBackend(PrinterBackend):
-    """Trains runs while it is called; each ends with the next of `codes`."""
+    """Trains runs while it is called; each ends with the next of `codes`, and has a validation loss by its learning rate."""
 
     def __init__(self, codes: list[int]) -> None:
         self.codes, self.taken = codes, list[str]()
@@ -77,6 +80,8 @@ class TurnBackend(PrinterBackend):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.taken.append(request.run)
         code = self.codes.pop(0)
+        rate = float(re.findall(r"^lr = (.*)$", request.config, re.MULTILINE)[0])
+        record_steps(open_store(request.run), [abs(math.log(rate / 0.003))])
         record_end(request.run, code)
         return Submission((), {}, code=code)
 
@@ -338,6 +343,87 @@ def test_outcome_without_a_journal_is_that_of_the_events(
         "events/000001-00000.jsonl", encode({"event": "stopped", "exit_code": code, "time": "2026-11-26T12:00:00Z"})
     )
     assert status.read_outcomes(sweep)[0] == outcome
+
+
+def search(tmp_path: Path, **flags: Any) -> SearchPlan:
+    file = tmp_path / "config.toml"
+    tmp_path.mkdir(exist_ok=True)
+    file.write_text(settings("runs/rates"))
+    given = {"space": ("optimizer.lr=log:1e-4..1e-1",), "search": "optuna", "trials": "5", "set": ("eval.every=10",)}
+    return plan_search(
+        SweepFlags(str(file), **{"on": "local", "nproc": "1", **given, **flags}), None, backends.load_all(), tmp_path
+    )
+
+
+def drawn(plan: SearchPlan, codes: list[int], resume: bool = False) -> SweepStart:
+    return start_search(plan, StartOptions(TurnBackend(codes), Path("/"), resume, None, None, lambda line: None))
+
+
+def test_search_that_was_cut_off_draws_the_same_points(tmp_path: Path) -> None:
+    whole = drawn(search(tmp_path / "a"), [EXIT_DONE] * 5)
+    cut = drawn(search(tmp_path / "b"), [EXIT_DONE, EXIT_REQUEUE])
+    assert (cut.interrupted, len(cut.sweep.points)) == (True, 2)
+    drawn(search(tmp_path / "b", trials="3"), [EXIT_DONE] * 2)
+    again = drawn(search(tmp_path / "b"), [EXIT_DONE] * 2)
+    assert [point.values for point in again.sweep.points] == [point.values for point in whole.sweep.points]
+    found = status.read(load_sweep(again.sweep.store))["points"]
+    losses = [row["best_validation_loss"] for row in found]
+    assert (losses, len(losses)) == (sorted(losses), 5)
+    with pytest.raises(UserError) as error:
+        drawn(search(tmp_path / "b", space=("optimizer.lr=1e-4..1e-1",)), [])
+    assert [line.path for line in error.value.problems] == ["--space"]
+    with pytest.raises(UserError) as error:
+        register_sweep(planned(tmp_path / "b", on="local"))
+    assert [line.path for line in error.value.problems] == ["--grid"]
+
+
+def test_search_goes_by_the_losses_before() -> None:
+    space, trials, off = parse_space(["optimizer.lr=log:1e-4..1e-1"], []), list[Trial](), list[float]()
+    for number in range(20):
+        values = draw_values(space, 1, trials)
+        off.append(abs(math.log(float(values["optimizer.lr"]) / 0.003)))
+        # A point without a finite loss is the worst, one that ended early says nothing.
+        trials.append(Trial(values, None if number == 3 else math.inf if number == 5 else off[-1]))
+    assert sum(off[12:]) / 8 < sum(off[:10]) / 10
+
+
+def test_search_ends_where_its_space_is_used_up(tmp_path: Path) -> None:
+    plan = search(tmp_path, space=("train.micro_batch=1..4",), set=("eval.every=10", "train.global_batch=4"))
+    result = drawn(plan, [EXIT_DONE] * 3)
+    assert sorted(point.values["train.micro_batch"] for point in result.sweep.points) == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ({"search": "grid"}, "--search"),
+        ({"grid": RATES}, "--grid"),
+        ({"space": ()}, "--space"),
+        ({"space": ("optimizer.lr=0..1", "optimizer.lr=0.1,0.2")}, "--space"),
+        ({"space": ("optimizer.lr=log:0..1",)}, "--space"),
+        ({"space": ("optimizer.lr=2..1",)}, "--space"),
+        ({"space": ("optimizer.lr=1..",)}, "--space"),
+        ({"space": ("optimizer.lr=0.1",)}, "--space"),
+        ({"space": ("run.uri=a,b",)}, "--space"),
+        ({"space": ("optimizer.lrr=1..2",)}, "optimizer.lrr"),
+        ({"trials": None}, "--trials"),
+        ({"trials": "0"}, "--trials"),
+        ({"set": ()}, "eval.every"),
+        ({"on": "slurm"}, "--search"),
+    ],
+)
+def test_wrong_search_is_one_line(tmp_path: Path, flags: dict[str, Any], path: str) -> None:
+    with pytest.raises(UserError) as error:
+        search(tmp_path, **flags)
+    assert [line.path for line in error.value.problems] == [path]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_search_without_optuna_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError) as error:
+        search(tmp_path)
+    assert [line.fix for line in error.value.problems] == ["pip install 'lustrain[search]'"]
 
 
 def record_steps(store: ObjectStore, losses: list[float]) -> None:

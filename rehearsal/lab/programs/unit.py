@@ -93,7 +93,9 @@ def _parse(text: str, values: dict[str, list[str]]) -> None:
 
 def unload_if_transient(systemd: dict[str, Any], unit: Unit) -> None:
     """Forget a transient unit that has become inactive, and its file; `systemd` is the manager's state."""
-    if unit.fragment.startswith(TRANSIENT) and systemd["units"].get(unit.name, {}).get("active") == "inactive":
+    # systemd-run writes all properties into one section here.
+    gone = ("inactive", "failed") if unit.one("Service.CollectMode") == "inactive-or-failed" else ("inactive",)
+    if unit.fragment.startswith(TRANSIENT) and systemd["units"].get(unit.name, {}).get("active") in gone:
         Path(unit.fragment).unlink(missing_ok=True)
         systemd["units"].pop(unit.name, None)
         systemd.get("loaded", {}).pop(unit.name, None)
