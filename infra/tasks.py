@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lustrain.files import write_whole
 from lustrain.flags import flag
-from lustrain.problem import FAILED, USAGE
+from lustrain.problem import FAILED, USAGE, UserError, problem
 from lustrain.task import TaskResult, task
 
 STACK = "name of the stack, as in Pulumi.<stack>.yaml"
@@ -153,9 +153,15 @@ def dashboards(flags: Dashboards) -> TaskResult:
 
     folder = Path(flags.output).absolute()
     texts = files(str(folder), flags.runbook, flags.gpu_hour_usd)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_whole(folder / name, text.encode())
+    fix = "name a folder that is there, or can be made"
+    if not flags.output:
+        raise UserError(problem("--output", flags.output, "is no folder", fix=fix))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text.encode())
+    except OSError as error:
+        raise UserError(problem("--output", flags.output, f"cannot be written to: {error.strerror}", fix=fix)) from None
     paths = [str(folder / name) for name in texts]
     return TaskResult([f"wrote {path}" for path in paths], {"files": paths})
 

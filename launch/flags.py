@@ -86,6 +86,9 @@ class StatusFlags:
 class ReportFlags:
     run: str = flag(help=RUN)
     output: str = flag("report.md", "the page to write; its plot gets the same name (report.md)")
+    prometheus: str | None = flag(
+        None, "address of a Prometheus with the alert rules, to show which alerts fired and when"
+    )
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     json: bool = flag(False, JSON)

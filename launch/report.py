@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
 from lustrain.progress import duration_text
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
+from trainer.metrics.alerts import Firing, names, read_firings
 from trainer.metrics.goodput import goodput, useful_seconds
 from trainer.metrics.reader import merge_steps, read_events, read_generations
 from trainer.run.journal import REQUEST, launch_result, unix
@@ -143,8 +144,11 @@ def share_of_useful_steps(
     return goodput(useful_seconds(in_order), began, ended)
 
 
-def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
-    """Write the page to `output` and the plot beside it; return the page's lines and its data. UserError."""
+def make(store: ObjectStore, output: Path, prometheus: str | None = None) -> tuple[list[str], dict[str, Any]]:
+    """Write the page to `output` and the plot beside it; return the page's lines and its data. UserError.
+
+    `prometheus` is the address of one that knows which alerts fired meanwhile.
+    """
     if output.suffix != ".md":
         raise UserError(problem("--output", str(output), "is not a page", allowed="a name that ends with .md"))
     if not output.parent.is_dir():
@@ -159,7 +163,9 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     began = run_began(launches[0]["started"] if launches else None, () if launches else read_events(store))
     share = None if began is None else share_of_useful_steps(launches, generations, began)
     rows = [(part.name, part.seconds, part.seconds / whole) for part in parts if part.seconds >= 0.05]
-    picture = _picture(store, output.with_suffix(".png"))
+    name = store.uri.rstrip("/").rpartition("/")[2]
+    fired = None if prometheus is None else _alerts(prometheus, name, launches, generations, began)
+    picture = _picture(store, output.with_suffix(".png"), began, fired)
     table = [
         "| where the time went | seconds | share |",
         "|---|---|---|",
@@ -167,10 +173,11 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
         f"| all | {whole:,.1f} | |",
     ]
     lines = [
-        f"# {store.uri.rpartition('/')[2]}",
+        f"# {name}",
         "",
         *(f"- {line}" for line in [*status.lines(state), *lost_launchers(launches)]),
         *([f"- goodput {share:.1%}: steps that count, of the time since the run began"] if share is not None else []),
+        *([] if fired is None else [f"- alerts: {_alerts_text(fired)}"]),
         "",
         *(table if launches else ["It was started by hand: where the rest of the time went is not recorded."]),
         "",
@@ -178,14 +185,36 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     ]
     write_whole(output, "\n".join(lines).encode() + b"\n")
     seconds = {part.name: part.seconds for part in parts}
-    return lines, state | {"seconds": seconds, "goodput": share, "page": str(output)}
+    data = state | {"seconds": seconds, "goodput": share, "page": str(output)}
+    return lines, data if fired is None else data | {"alerts": [asdict(one) for one in fired]}
 
 
-def _picture(store: ObjectStore, path: Path) -> str:
+def _alerts(
+    prometheus: str,
+    run: str,
+    launches: Sequence[Mapping[str, Any]],
+    generations: Mapping[int, Sequence[Mapping[str, Any]]],
+    began: float | None,
+) -> list[Firing]:
+    """Return the alerts from the begin of the run to the end of its last launch, by hand to its last record. UserError."""
+    ends = [launch["ended"] for launch in launches] or [unix(records[-1]["time"]) for records in generations.values()]
+    return read_firings(prometheus, run, min([*ends, *([] if began is None else [began])]), max(ends))
+
+
+def _alerts_text(fired: Sequence[Firing]) -> str:
+    """Say how often each alert fired, and for how long in all."""
+    texts = []
+    for name in names(fired):
+        spans = [one.ended - one.began for one in fired if one.alert == name]
+        texts.append(f"{name} {len(spans)} x, {duration_text(sum(spans))}")
+    return "; ".join(texts) or "none fired"
+
+
+def _picture(store: ObjectStore, path: Path, began: float | None, fired: Sequence[Firing] | None) -> str:
     """Draw the run; return the line that shows it, or says why there is none."""
     from trainer.metrics.plot import draw_run, output_problems
 
     if problems := output_problems(path):
         return f"No plot: {problems[0]}"
-    draw_run(store, path)
-    return f"![loss and throughput over the steps]({path.name})"
+    draw_run(store, path, began=began, alerts=fired)
+    return f"![loss, throughput and goodput over the steps]({path.name})"

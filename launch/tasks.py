@@ -181,7 +181,7 @@ def report(flags: ReportFlags) -> TaskResult:
     """Write one page about a run: its state, its launches, where its time went, and a plot."""
     from launch import report as reporting
 
-    lines, data = reporting.make(_open(flags), Path(flags.output))
+    lines, data = reporting.make(_open(flags), Path(flags.output), flags.prometheus)
     return TaskResult([*lines, "", f"written: {flags.output}"], data)
 
 

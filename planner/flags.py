@@ -1,4 +1,4 @@
-"""Flags of `fab plan-training` and `run-cost`."""
+"""Flags of `fab plan-training`, `run-cost` and `spot-advice`."""
 
 from __future__ import annotations
 
@@ -41,4 +41,10 @@ class RunCostFlags:
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     group: str | None = flag(None, "the Cluster's group of workers; else its only one")
     region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
+    json: bool = flag(False, "print one JSON object")
+
+
+@dataclass(frozen=True)
+class SpotAdviceFlags:
+    history: str = flag(help="file with the answer of aws ec2 describe-spot-price-history")
     json: bool = flag(False, "print one JSON object")

@@ -99,7 +99,7 @@ def _with_vocabulary(shape: LlamaShape, data: str) -> LlamaShape:
 
 def tokens_of(text: str) -> float:
     """Return the number in a text like `15T`. UserError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE | re.ASCII)
     value = float(match[1]) * SUFFIXES[match[2].upper()] if match else 0.0
     if not 1 <= value <= MOST_TOKENS:
         raise UserError(problem("--tokens", text, "is no number of tokens", allowed="1 to 1e16", fix="like 15T or 2e9"))
@@ -114,13 +114,16 @@ def prices_of(texts: Sequence[str]) -> dict[str, float]:
         if not equals or mode not in MODES:
             allowed = ", ".join(f"{mode}=USD" for mode in MODES)
             raise UserError(problem("--price", text, "names no way to pay for nodes", allowed=allowed))
+        if mode in prices:
+            why = f"gives a second price of {mode}, beside {prices[mode]:g}"
+            raise UserError(problem("--price", text, why, fix="give each one once"))
         prices[mode] = number(f"--price {mode}", figure, 0.001, 10_000, whole=False)
     return prices
 
 
 def _nodes(flags: PlanFlags, cluster: Cluster | None) -> tuple[Node, int]:
     """Return the type and number of nodes, of the flags before those of the Cluster."""
-    group = None if flags.instance_type and flags.nodes else group_of(flags.group, cluster)
+    group = None if flags.instance_type and flags.nodes and not flags.group else group_of(flags.group, cluster)
     type_name = type_of(flags.instance_type, group)
     count = flags.nodes or str(group.count if group and not flags.instance_type else 1)
     return node_of(type_name), int(number("--nodes", count, 1, 4096))
@@ -138,6 +141,10 @@ def type_of(name: str | None, group: NodeGroup | None) -> str:
 def group_of(name: str | None, cluster: Cluster | None) -> NodeGroup | None:
     """Return the Cluster's group of workers with GPUs, of this name or the only one; None without. UserError."""
     if cluster is None:
+        if name is not None:
+            raise UserError(
+                problem("--group", name, "needs a Cluster that it is of", fix="--cluster FILE, or leave it out")
+            )
         return None
     workers = {key: group for key, group in cluster.groups.items() if group.role == "worker" and group.gpus}
     if name is not None and name not in workers:

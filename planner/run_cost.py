@@ -30,7 +30,7 @@ from trainer.storage import ObjectStore
 def run_cost(flags: RunCostFlags) -> tuple[list[str], dict[str, Any]]:
     """Return what a run has cost, as lines and as data. UserError where its nodes have no price, or it has not trained."""
     cluster = deployed.cluster(flags.cluster, flags.stack)
-    group = None if flags.instance_type else group_of(flags.group, cluster)
+    group = None if flags.instance_type and not flags.group else group_of(flags.group, cluster)
     type_name = type_of(flags.instance_type, group).removeprefix("ml.")
     if instance(type_name) is None:
         fix = did_you_mean(type_name, snapshot().types) or "give the name of an EC2 instance type"

@@ -1,4 +1,4 @@
-"""`fab plan-training`, `run-cost`.
+"""`fab plan-training`, `run-cost`, `spot-advice`.
 
 Imports of what a task does stand in it: every `fab` loads this file.
 """
@@ -6,7 +6,7 @@ Imports of what a task does stand in it: every `fab` loads this file.
 from __future__ import annotations
 
 from lustrain.task import TaskResult, task
-from planner.flags import PlanFlags, RunCostFlags
+from planner.flags import PlanFlags, RunCostFlags, SpotAdviceFlags
 
 
 @task("plan-training")
@@ -28,4 +28,15 @@ def run_cost(flags: RunCostFlags) -> TaskResult:
     return TaskResult(*reading.run_cost(flags))
 
 
-TASKS = (plan_training, run_cost)
+@task("spot-advice")
+def spot_advice(flags: SpotAdviceFlags) -> TaskResult:
+    """Show which types and zones were cheap and steady on spot, from a price history, and when a capacity block costs less."""
+    from pathlib import Path
+
+    from planner import spot
+
+    found = spot.markets(spot.read_history(Path(flags.history)))
+    return TaskResult(list(spot.lines(found)), spot.data(found))
+
+
+TASKS = (plan_training, run_cost, spot_advice)

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,24 @@ from rehearsal.clock import clock
 from rehearsal.corpus import standard_library_sources
 from rehearsal.proof import Promise
 from rehearsal.provision import Provisioned, first_node, preflight, provision, tear_down, what_is_real
+from rehearsal.watch import ALERT, TIME_SCALE, Watch, watch, why_not
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.export import export
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.environment import SILENT
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.metrics.reader import read_events, read_steps
+from trainer.metrics.alerts import Firing
+from trainer.metrics.goodput import useful_seconds
+from trainer.metrics.reader import merge_steps, read_events, read_generations, read_steps
 from trainer.node.launcher import LocalJob
 from trainer.storage import ObjectStore, open_store
 
 CONFIG = Path(__file__).with_name("config.toml")
 EVERY_STEPS = int(tomllib.loads(CONFIG.read_text())["checkpoint"]["every_steps"])
 RANKS, OTHER_RANKS = 2, 1
+INTERRUPTIONS = 2
+"""A notice and a lost node."""
 NOTICE_S = 120.0
 """A spot notice comes this long before the end:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
@@ -76,6 +82,14 @@ class Journey:
     stages: list[Stage] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
     jobs: list[LocalJob] = field(default_factory=list)
+    started: dict[str, float] = field(default_factory=dict)
+    """When each run was first started, in Unix seconds."""
+    noticed: float = 0.0
+    """When the notice came, in Unix seconds."""
+    watch: Watch | None = None
+    """The Prometheus that scrapes the run that is interrupted."""
+    firings: list[Firing] | None = None
+    """Alerts about that run, once the journey is over; None without a Prometheus."""
 
     @property
     def cluster(self) -> Cluster:
@@ -114,7 +128,10 @@ class Journey:
         return {"run.uri": self.run_uri(name), "task.data": self.data_uri, "train.steps": str(self.steps)}
 
     def train(self, name: str, ranks: int) -> LocalJob:
-        words = [word for key, value in self.settings(name).items() for word in ("--set", f"{key}={value}")]
+        watched = self.watch.settings if self.watch and self.watch.run == name else {}
+        settings = {**self.settings(name), **watched}
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        self.started.setdefault(name, time.time())
         job = LocalJob(["train", str(CONFIG), *words], ranks, self.environment)
         self.jobs.append(job)
         return job
@@ -150,11 +167,13 @@ def run_journey(steps: int, seed: int, picture: Path) -> Journey:
             tokenize(journey)
             reference(journey)
             train_in_container(journey)
-            notice_at = interrupt_by_notice(journey)
-            kill_all_ranks(journey, notice_at)
-            copy_run(journey, "interrupted", "other-world")
-            resume_run(journey)
-            resume_with_other_ranks(journey)
+            with watch(journey.folder / "watch", "interrupted", RANKS) as journey.watch:
+                notice_at = interrupt_by_notice(journey)
+                kill_all_ranks(journey, notice_at)
+                copy_run(journey, "interrupted", "other-world")
+                resume_run(journey)
+                resume_with_other_ranks(journey)
+                look_back(journey)
             prove(journey)
             plot_run(journey, picture)
             take_down(journey)
@@ -243,10 +262,14 @@ def interrupt_by_notice(journey: Journey) -> int:
     with journey.stage(title, real=real, emulated="EC2, metadata service, S3") as stage:
         job = journey.train("interrupted", RANKS)
         wait_for_step(journey, job, at)
-        noticed = time.monotonic()
+        if journey.watch:
+            journey.watch.wait_until_seen(lambda: job.running() and newest_step(journey) < journey.steps // 2)
+        journey.noticed, noticed = time.time(), time.monotonic()
         node = take_by_spot(journey)
         code = job.wait()
         took = time.monotonic() - noticed
+        if journey.watch:
+            journey.watch.wait_for_alert()
         journey.metadata.clear()
         saved = newest(journey.store("interrupted")).step
         if journey.provisioned and journey.provisioned.engine:
@@ -315,6 +338,32 @@ def finish(journey: Journey, name: str, ranks: int) -> str:
     return f"exit {code}, step {last['step']}, loss {last['loss']:.3f}"
 
 
+def look_back(journey: Journey) -> None:
+    """Compare the goodput of the run that was interrupted with the planner's, and take its alerts from Prometheus."""
+    missing = why_not()
+    real = "records, planner" if missing else "records, planner, Prometheus with the alert rules, their times shorter"
+    with journey.stage("goodput and alerts of the run", real=real, emulated="–") as stage:
+        store, reference = journey.store("interrupted"), journey.store("reference")
+        generations = read_generations(store)
+        steps = merge_steps(generations)
+        pace = proof.pace(read_steps(reference), read_events(reference), journey.started["reference"])
+        began = journey.started["interrupted"]
+        seconds = datetime.fromisoformat(steps[-1]["time"]).timestamp() - began
+        useful_s = useful_seconds(generations[number] for number in sorted(generations))
+        planned = proof.planned_goodput(pace, journey.steps, EVERY_STEPS, seconds / INTERRUPTIONS)
+        parts = [
+            f"goodput {useful_s / seconds:.0%} measured, {planned:.0%} planned for {INTERRUPTIONS} losses without notice"
+        ]
+        if journey.watch:
+            journey.firings = journey.watch.firings(began)
+            came = proof.alert_came_and_went(journey.firings, ALERT, journey.noticed, time.time())
+            journey.promises.append(came)
+            parts.append(f"{ALERT} (times x {TIME_SCALE:.4f}) {came.figure}")
+        else:
+            parts.append(f"no alerts: {missing}")
+        stage["outcome"] = "; ".join(parts)
+
+
 def prove(journey: Journey) -> None:
     """Compare the histories and the final weights, and verify every byte of every checkpoint that is left."""
     with journey.stage("proof", real="every byte read back and verified", emulated="S3") as stage:
@@ -355,7 +404,8 @@ def plot_run(journey: Journey, picture: Path) -> None:
     from trainer.metrics.plot import draw_run
 
     with journey.stage("plot", real="matplotlib", emulated="–") as stage:
-        draw_run(journey.store("interrupted"), picture)
+        began = journey.started["interrupted"]
+        draw_run(journey.store("interrupted"), picture, began=began, alerts=journey.firings)
         stage["outcome"] = f"{picture.stat().st_size:,} bytes"
 
 
@@ -384,6 +434,11 @@ def wait_for_step(journey: Journey, job: LocalJob, step: int) -> None:
         if seen and seen[-1]["step"] >= step and attempt:
             return
         time.sleep(0.3)
+
+
+def newest_step(journey: Journey) -> int:
+    seen = read_steps(journey.store("interrupted"))
+    return int(seen[-1]["step"]) if seen else 0
 
 
 def newest(store: ObjectStore) -> ManifestId:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from planner.goodput import Losses, goodput
+from trainer.metrics.alerts import Firing
+from trainer.metrics.goodput import seconds_of
+
 Records = Sequence[Mapping[str, Any]]
+ALERT_ENDS_S = 5.0
+"""An alert that Prometheus, which computes it each second, has not seen for so long is over."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,49 @@ def lost_at_most(interval: int, last_step_seen: int, resumed_from: int) -> Promi
     lost = last_step_seen - resumed_from
     text = "a node killed without notice: at most one interval of work is repeated, plus the save in flight"
     return Promise(text, 0 <= lost <= 2 * interval, f"{lost} steps repeated (interval {interval})")
+
+
+def alert_came_and_went(firings: Sequence[Firing], alert: str, noticed: float, now: float) -> Promise:
+    """Check that an alert fired after the notice, and no longer did once the run went on; times are in Unix seconds."""
+    text = f"an alert ({alert}) comes with the notice and goes with the resume"
+    # A machine too busy to be scraped may have had it before: that is not this promise.
+    first = next((one for one in firings if one.alert == alert and one.began >= noticed), None)
+    if first is None:
+        return Promise(text, False, "it did not fire")
+    lasted = f"fired {first.began - noticed:.0f} s after the notice, for {first.ended - first.began:.0f} s"
+    return Promise(text, first.ended < now - ALERT_ENDS_S, lasted)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of an undisturbed run: to its first step, of a step, of the loop's stall by a save, and of a save up to its
+    commit."""
+
+    start_s: float
+    step_s: float
+    stall_s: float
+    commit_s: float
+
+
+def pace(steps: Records, events: Iterable[Mapping[str, Any]], started: float) -> Pace:
+    """Return the pace of a run that was started at a Unix time and never interrupted."""
+    seconds = [seconds_of(record) for record in steps]
+    stalls = [record["blocked_seconds"] for record in steps if record["blocked_seconds"]]
+    commits = [event["seconds"] for event in events if event["event"] == "checkpoint_committed"]
+    start_s = datetime.fromisoformat(steps[0]["time"]).timestamp() - seconds[0] - started
+    return Pace(start_s, _mean(seconds), _mean(stalls), _mean(commits))
+
+
+def planned_goodput(pace: Pace, steps: int, interval: int, mtbf_s: float) -> float:
+    """Return the goodput that the planner expects of a run with a save each `interval` steps: its first start, then training
+    with interruptions without notice every `mtbf_s` seconds on average."""
+    losses = Losses(mtbf_s, pace.start_s, pace.stall_s, pace.commit_s)
+    share = goodput(interval * pace.step_s, losses)
+    return 1 / (1 / share + pace.start_s / (steps * pace.step_s)) if share else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _by_step(records: Records) -> dict[int, Mapping[str, Any]]:

@@ -39,6 +39,7 @@ LONGEST_README = 150
 OF_OTHER_PROGRAMS = {
     *("--exclude", "--exclude-dependents", "--exclude-protected", "--local", "--policy-pack", "--refresh"),  # pulumi
     *("--driver", "--ipc", "--link", "--shm-size", "--ulimit"),  # docker
+    *("--instance-types", "--product-descriptions"),  # aws
     *("--dry", "--help", "--list"),  # fab
     *("--container-image", "--array", "--kill-on-bad-exit", "--no-kill"),  # Pyxis, sbatch, srun
     *("--from-file", "--preemption-policy", "--value"),  # kubectl

@@ -35,6 +35,7 @@ MISTAKES = {
     "train": ("--cluster", "nowhere.json", "config.toml"),
     "sweep": ("--at-once", "x", "config.toml"),
     "sweep-status": ("--cluster", "nowhere.json", "sweep"),
+    "spot-advice": ("nowhere.json",),
     "run-cost": ("--cluster", "nowhere.json", "run"),
     "dashboards": ("--gpu-hour-usd", "x", "--output", "nowhere"),
     "status": ("--cluster", "nowhere.json", "run"),
@@ -69,7 +70,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert (ended.value.code, out, len(err.splitlines())) == (2, "", 1)
     assert err.startswith(
-        (MISTAKES[name][0], MISTAKES[name][0].lstrip("-").replace("-", "_"), "image = 'a image'", "stack")
+        (MISTAKES[name][0], MISTAKES[name][0].lstrip("-").replace("-", "_"), "image = 'a image'", "stack", "HISTORY")
     ), err
     if "json" in (argument.name for argument in ARGUMENTS[name]):
         with pytest.raises(SystemExit):

@@ -15,7 +15,7 @@ import yaml
 from invoke.context import Context as Invocation
 
 from infra import tasks
-from infra.plan.watch.alert_rules import ALERTS, RECORDINGS, render, rule_file
+from infra.plan.watch.alert_rules import ALERTS, RECORDINGS, render, rule_file, scale_times
 from tests.conftest import require
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,6 +34,14 @@ def test_rule_file_is_yaml_with_each_name_once() -> None:
     [group] = rule_file()["groups"]
     names = [rule.get("alert") or rule["record"] for rule in group["rules"]]
     assert len(names) == len(set(names)) == len(ALERTS) + len(RECORDINGS)
+
+
+def test_time_scale_changes_times_and_nothing_else() -> None:
+    expression = 'max_over_time(a:mean10m{x="5m"}[1d:10m] offset 90s) > 0.85 * 3 * clamp_min(b, 120)'
+    scaled = 'max_over_time(a:mean10m{x="5m"}[8640000ms:60000ms] offset 9000ms) > 0.85 * 3 * clamp_min(b, 12)'
+    assert scale_times(expression, 0.1) == scaled
+    rules = {rule.get("alert"): rule for rule in rule_file(0.1)["groups"][0]["rules"]}
+    assert (rules["RunDown"]["for"], "for" in rules["SavesFailing"]) == ("90000ms", False)
 
 
 def test_each_alert_has_a_case() -> None:
@@ -201,6 +209,30 @@ CASES = {
         {"file": "/x/lustrain.prom"},
         before=5,
     ),
+    "NodeMissing": Case(
+        {'up{instance="a",job="node"}': "1x5 0x20 1x9", 'up{instance="b",job="run"}': "0x40"},
+        23,
+        30,
+        {"instance": "a", "job": "node"},
+        before=18,
+    ),
+    "DiskFull": Case(
+        {
+            f'node_filesystem_{kind}{{mountpoint="{mount}"}}': values
+            for mount, kind, values in (
+                ("/scratch", "size_bytes", "100x40"),
+                ("/scratch", "avail_bytes", "11x5 9x9 50x20"),
+                ("/scratch", "readonly", "0x40"),
+                ("/snap", "size_bytes", "100x40"),
+                ("/snap", "avail_bytes", "0x40"),
+                ("/snap", "readonly", "1x40"),
+            )
+        },
+        12,
+        18,
+        {"mountpoint": "/scratch"},
+        before=5,
+    ),
 }
 
 
@@ -214,6 +246,17 @@ class Quiet:
 
 
 FURTHER_CASES = {
+    "NodeMissing": Case(  # of two nodes one vanishes, and another one comes
+        {
+            f'{name}{{instance="{node}"}}': values
+            for name in ("up", "node_boot_time_seconds")
+            for node, values in (("a", "1x60"), ("b", "1x5 stale"), ("c", "_x30 1x40"))
+        },
+        25,
+        35,
+        {"instance": "b"},
+        before=18,
+    ),
     "SlurmDown": Case(  # the machine goes with its controller
         {"lustrain_slurm_up": "1x5 stale _x9 1x9", "up": "1x5 0x10 1x9"}, 12, 18, before=5
     ),

@@ -63,6 +63,14 @@ def test_price_of_a_gpu_hour_begins_where_it_is_told(given: float | None, begins
     assert getattr(price, "value", None) == begins
 
 
+@pytest.mark.parametrize("output", ["", "file", "file/new"])
+def test_folder_that_cannot_be_made_is_one_line(tmp_path: Path, output: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Exit, match="--output = "):
+        tasks.dashboards(Invocation(), output=output and str(tmp_path / output))
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 @pytest.mark.parametrize(
     ("flags", "path"), [({"runbook": "runbook.md"}, "--runbook"), ({"gpu_hour_usd": "-1"}, "--gpu-hour-usd")]
 )

@@ -29,8 +29,10 @@ OF_TARGET = frozenset({"instance", "job", "cluster"})
 DCGM = ("gpu", "UUID", "device", "modelName", "Hostname")
 OTHERS = {
     # https://github.com/prometheus/node_exporter/tree/v1.5.0/collector
+    "node_boot_time_seconds": (),
     "node_cpu_seconds_total": ("cpu", "mode"),
     "node_filesystem_avail_bytes": ("device", "fstype", "mountpoint"),
+    "node_filesystem_readonly": ("device", "fstype", "mountpoint"),
     "node_filesystem_size_bytes": ("device", "fstype", "mountpoint"),
     "node_memory_MemAvailable_bytes": (),
     "node_network_receive_bytes_total": ("device",),

@@ -9,7 +9,19 @@ import pytest
 
 from rehearsal import journey as journeys
 from rehearsal import tasks
-from rehearsal.proof import Promise, close_losses, lost_at_most, same_batches, same_losses, same_weights_at_load
+from rehearsal.proof import (
+    Pace,
+    Promise,
+    alert_came_and_went,
+    close_losses,
+    lost_at_most,
+    pace,
+    planned_goodput,
+    same_batches,
+    same_losses,
+    same_weights_at_load,
+)
+from trainer.metrics.alerts import Firing
 
 Rows = list[dict[str, Any]]
 
@@ -64,6 +76,31 @@ def test_two_worlds_must_begin_from_the_same_weights() -> None:
     assert same_weights_at_load(resumed(), resumed(world=1)).kept
     for other in (resumed(), resumed(step=9, world=1), resumed(weights="cd", world=1), []):
         assert not same_weights_at_load(resumed(), other).kept
+
+
+def test_alert_must_come_after_the_notice_and_go() -> None:
+    """The notice comes at 100 s, and at 200 s the journey is looked back on."""
+
+    def came(*firings: tuple[str, float, float]) -> bool:
+        return alert_came_and_went([Firing(*one) for one in firings], "RunDown", 100.0, 200.0).kept
+
+    assert came(("RunDown", 10, 20), ("RunDown", 105, 115), ("RunDown", 150, 160))
+    assert not came(("DiskFull", 105, 115))
+    assert not came(("RunDown", 90, 115))
+    assert not came(("RunDown", 105, 199))
+    assert not came()
+
+
+def test_goodput_is_planned_from_an_undisturbed_run() -> None:
+    steps = [
+        {"time": f"1970-01-01T00:00:{9 + step:02d}+00:00", "step_seconds": 1.0, "blocked_seconds": 0.5 * (step == 2)}
+        for step in range(1, 5)
+    ]
+    found = pace(steps, [{"event": "checkpoint_committed", "seconds": 0.25}, {"event": "stopped"}], started=4.0)
+    assert found == Pace(start_s=5.0, step_s=1.0, stall_s=0.5, commit_s=0.25)
+    calm = planned_goodput(found, 100, 10, 1e9)
+    assert calm == pytest.approx(100 / (100 + 100 / 10 * 0.5 + 5), abs=1e-6)
+    assert 0 < planned_goodput(found, 100, 10, 60.0) < calm
 
 
 @pytest.mark.parametrize(("kept", "code"), [(True, 0), (False, 1)])

@@ -14,10 +14,10 @@ import pytest
 from tests.conftest import require
 from trainer.__main__ import main
 from trainer.metrics import RunLog
-from trainer.metrics.plot import draw, draw_run, running_median, summary
-from trainer.metrics.reader import Attempt, read_events, read_history
+from trainer.metrics.plot import draw, draw_run, running_median, story_of, summary
+from trainer.metrics.reader import Attempt
 from trainer.metrics.runlog import append_event
-from trainer.metrics.timeline import Cut, Span, Timeline, cuts, spans, timeline
+from trainer.metrics.timeline import Cut, Span, cuts, spans
 from trainer.storage.local import LocalStore
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -51,11 +51,6 @@ def run(tmp_path: Path) -> LocalStore:
     log_attempt(store, 4, 21, 35, code=None)
     log_attempt(store, 5, 31, 50, code=0, world_size=1)
     return store
-
-
-def story_of(store: LocalStore) -> Timeline:
-    steps, attempts = read_history(store)
-    return timeline(steps, read_events(store), attempts)
 
 
 def test_generation_that_a_roll_back_ended_was_not_lost(tmp_path: Path) -> None:

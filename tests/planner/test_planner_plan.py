@@ -291,6 +291,8 @@ def refused(files: Files, **more: Any) -> tuple[str, str]:
         ({"store_gb_s": "0"}, "--store-gb-s"),
         ({"price": ("spot=-1",)}, "--price spot"),
         ({"price": ("weekly=3",)}, "--price"),
+        ({"price": ("spot=3", "spot=4")}, "--price"),
+        ({"group": "train"}, "--group"),
         ({"lustre_rate": "300"}, "--lustre-rate"),
         ({"lustre_gib": "-1"}, "--lustre-gib"),
         ({"region": "us-esat-1"}, "--region"),

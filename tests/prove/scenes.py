@@ -45,8 +45,11 @@ SCENES = (
     ),
     Scene(
         "alerts",
-        "promtool of Prometheus",
-        ("tests/infra/test_alert_rules.py::test_each_alert_fires_stays_quiet_and_clears",),
+        "promtool; Prometheus and Alertmanager watch ranks, their S3 and a lab node, all of which get faults",
+        (
+            "tests/infra/test_alert_rules.py::test_each_alert_fires_stays_quiet_and_clears",
+            "tests/infra/test_alerts_live.py",
+        ),
     ),
     Scene(
         "dashboards",

@@ -6,8 +6,11 @@ The term is Google's, whose definition also counts starts, repeated steps and pa
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 
@@ -53,6 +56,19 @@ def useful_seconds(generations: Iterable[Iterable[Mapping[str, Any]]]) -> float:
         for record in records:
             kept.add(record)
     return kept.total()
+
+
+def by_step(history: Sequence[Mapping[str, Any]], began: float | None) -> list[float]:
+    """Return the goodput at each record of a run's history, each step once: where it stood when that step had ended.
+
+    `began` is in Unix seconds. Empty where nothing says when the run or its steps were.
+    """
+    if began is None or any("time" not in record or "step_seconds" not in record for record in history):
+        return []
+    useful = accumulate(map(seconds_of, history))
+    times = (datetime.fromisoformat(record["time"]).timestamp() for record in history)
+    shares = (goodput(useful_s, began, time) for useful_s, time in zip(useful, times, strict=True))
+    return [math.nan if share is None else share for share in shares]
 
 
 def goodput(useful_s: float, began: float, now: float) -> float | None:

@@ -1,4 +1,4 @@
-"""`python -m trainer plot RUN_URI -o FILE.png`: loss, throughput, and what happened to the run, in one figure."""
+"""`python -m trainer plot RUN_URI -o FILE.png`: loss, throughput, goodput, and what happened to the run, in one figure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lustrain.problem import UserError, problem
+from trainer.metrics.alerts import Firing, names
 from trainer.metrics.reader import read_events, read_history
 from trainer.metrics.timeline import Cut, Timeline, timeline
 from trainer.storage import ObjectStore, open_store
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, BAND = "#1f2933", "#7b8794", "#eef2f6"
-LOSS, EVAL, SPEED = "#2563ab", "#7c3aed", "#0f766e"
+LOSS, EVAL, SPEED, SHARE = "#2563ab", "#7c3aed", "#0f766e", "#4d7c0f"
 CUT_COLOURS = {Cut.NOTICE: "#d97706", Cut.LOST: "#c81e1e", Cut.ROLLED_BACK: "#7c3aed"}
 MOST_LABELS = 12
 """Attempts beyond this number are shaded but not named: their names would overlap."""
@@ -29,6 +30,9 @@ SMOOTHED_FROM = 400
 """Records from which a running median is drawn over the single values."""
 LONGEST_WINDOW = 101
 DOTS_PER_INCH = 150
+DAY_S = 86_400
+"""matplotlib counts time in days since 1970
+(https://matplotlib.org/stable/api/dates_api.html#matplotlib-date-format)."""
 KINDS = (".png", ".svg", ".pdf")
 """Kinds of pictures that are written: what browsers, editors and papers take."""
 
@@ -50,18 +54,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def draw_run(store: ObjectStore, path: Path) -> Timeline:
-    """Draw a run into a file whose ending names its kind, and return what was drawn; raises UserError."""
-    steps, attempts = read_history(store)
-    story = timeline(steps, read_events(store), attempts)
+def draw_run(
+    store: ObjectStore, path: Path, *, began: float | None = None, alerts: Sequence[Firing] | None = None
+) -> Timeline:
+    """Draw a run into a file whose ending names its kind, and return what was drawn; raises UserError.
+
+    `began` is when its first launch did, in Unix seconds; `alerts` are those that a Prometheus recorded, None without one.
+    """
+    story = story_of(store, began)
     if not story.steps:
         raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
-    figure = draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1])
+    figure = draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts)
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:
         raise UserError(problem("--output", str(path), f"cannot be written: {error.strerror}")) from error
     return story
+
+
+def story_of(store: ObjectStore, began: float | None = None) -> Timeline:
+    """Read what the figure shows of a run."""
+    steps, attempts = read_history(store)
+    return timeline(steps, read_events(store), attempts, began)
 
 
 def output_problems(path: Path) -> list[str]:
@@ -84,21 +98,34 @@ def summary(story: Timeline) -> str:
     return " · ".join(parts)
 
 
-def draw(story: Timeline, *, title: str) -> Figure:
-    """Draw the figure: loss above, throughput below, by step, with attempts shaded and interruptions marked."""
+def draw(story: Timeline, *, title: str, alerts: Sequence[Firing] | None = None) -> Figure:
+    """Draw the figure: loss, throughput and goodput by step, with attempts shaded and interruptions marked; below them, unless
+    None, alerts by time."""
     # Where it may not keep its list of fonts it makes a folder for this time, and would warn of that and of each missing font.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 6), layout="constrained", facecolor="white")
+    heights = [2.2, 1.0, *([0.8] if story.goodput else []), *([] if alerts is None else [alerts_height(alerts)])]
+    figure = Figure(figsize=(10, 6 + 1.8 * sum(heights[2:])), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    loss, speed = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+    panels = list(figure.subplots(len(heights), 1, height_ratios=heights))
+    fired = [] if alerts is None else [panels.pop()]
+    loss, speed, *share = panels
     draw_loss(loss, story)
     draw_speed(speed, story)
-    for axes in (loss, speed):
+    for axes in share:
+        draw_goodput(axes, story)
+    for axes in fired:
+        draw_alerts(axes, alerts or ())
+    margin = max(1.0, 0.01 * (story.steps[-1] - story.steps[0]))
+    for axes in panels:
         draw_attempts(axes, story)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlim(story.steps[0] - margin, story.steps[-1] + margin)
+        axes.tick_params(axis="x", labelbottom=axes is panels[-1])
+    for axes in (*panels, *fired):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=MUTED, labelcolor=INK)
         axes.grid(axis="y", color="#d9e0e7", linewidth=0.6)
@@ -106,10 +133,7 @@ def draw(story: Timeline, *, title: str) -> Figure:
     name_attempts(loss, story)
     draw_marks(loss, story)
     loss.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
-    speed.set_xlabel("step", color=INK)
-    speed.xaxis.set_major_locator(MaxNLocator(integer=True))
-    margin = max(1.0, 0.01 * (story.steps[-1] - story.steps[0]))
-    speed.set_xlim(story.steps[0] - margin, story.steps[-1] + margin)
+    panels[-1].set_xlabel("step", color=INK)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     loss.set_title(summary(story), loc="left", fontsize=9.5, color=MUTED, pad=30 if len(story.spans) > 1 else 8)
     return figure
@@ -131,6 +155,45 @@ def draw_speed(axes: Axes, story: Timeline) -> None:
     axes.set_ylabel("tokens / s", color=INK)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def draw_goodput(axes: Axes, story: Timeline) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.plot(story.steps, story.goodput, color=SHARE, linewidth=1.4)
+    axes.set_ylabel("goodput", color=INK)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def alerts_height(alerts: Sequence[Firing]) -> float:
+    """Return the height of the panel of alerts beside that of the loss."""
+    return 0.3 + 0.14 * len(names(alerts))
+
+
+def draw_alerts(axes: Axes, alerts: Sequence[Firing]) -> None:
+    """Draw a row for each alert, with a bar from the begin to the end of each time that it fired, by the clock of UTC."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    rows = names(alerts)
+    locator = AutoDateLocator(minticks=3)  # type: ignore[no-untyped-call]
+    for number, name in enumerate(rows):
+        times = [one for one in alerts if one.alert == name]
+        begins = [one.began / DAY_S for one in times]
+        # An alert that was read once lasts no time, and is drawn all the same.
+        axes.plot(begins, [number] * len(begins), "|", color=CUT_COLOURS[Cut.LOST], markersize=9, markeredgewidth=1.5)
+        spans = [(begin, (one.ended - one.began) / DAY_S) for begin, one in zip(begins, times, strict=True)]
+        axes.broken_barh(spans, (number - 0.3, 0.6), color=CUT_COLOURS[Cut.LOST], linewidth=0)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_ylabel("alerts", color=INK)
+    if rows:
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+        axes.set_xlabel("time (UTC)", color=INK)
+    else:
+        axes.set_xticks([])
+        axes.set_xlabel("none fired", color=INK)
 
 
 def draw_series(axes: Axes, steps: list[int], values: list[float], colour: str, *, label: str = "") -> None:

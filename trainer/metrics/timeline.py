@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 from trainer.errors import EXIT_REQUEUE
+from trainer.metrics.goodput import by_step
 from trainer.metrics.reader import Attempt
 
 COMMITTED = "checkpoint_committed"
@@ -55,12 +57,20 @@ class Timeline:
     """Steps whose checkpoints were committed."""
     redone: list[tuple[int, int]]
     """First and last of the steps that an attempt had to compute although its predecessor had."""
+    goodput: list[float]
+    """Of the run up to each step, from 0 to 1; empty where records hold no times."""
 
 
 def timeline(
-    history: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]
+    history: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+    attempts: Sequence[Attempt],
+    began: float | None = None,
 ) -> Timeline:
-    """Put the merged step records, all events and all attempts of a run together."""
+    """Put the merged step records, all events and all attempts of a run together; it began at this Unix time, by hand with its
+    first event."""
+    if began is None:
+        began = min((datetime.fromisoformat(e["time"]).timestamp() for e in events if "time" in e), default=None)
     evaluated = [record for record in history if "eval_loss" in record]
     return Timeline(
         steps=[int(record["step"]) for record in history],
@@ -79,6 +89,7 @@ def timeline(
             for before, after in pairwise(attempts)
             if after.first_step <= before.last_step
         ],
+        goodput=by_step(history, began),
     )
 
 

@@ -25,6 +25,7 @@ DASHBOARD = Dashboard(
                     "count by (job) (up) - sum by (job) (up)",
                     legend="{{job}}",
                     kind="number",
+                    alerts=("NodeMissing",),
                 ),
             ),
         ),

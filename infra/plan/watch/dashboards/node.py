@@ -221,6 +221,7 @@ DASHBOARD = Dashboard(
                     f"node_filesystem_avail_bytes{{{NODE},{DISKS}}} / node_filesystem_size_bytes{{{NODE},{DISKS}}}",
                     "percentunit",
                     legend="{{instance}} {{mountpoint}}",
+                    alerts=("DiskFull",),
                 ),
             ),
         ),

@@ -1,0 +1,79 @@
+"""When alerts about a run fired, as a Prometheus that has its rules recorded it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lustrain.problem import UserError, problem
+
+POINTS = 2000
+"""Times at which a run's alerts are read: below the 11,000 of a series that Prometheus answers with
+(https://github.com/prometheus/prometheus/blob/v2.42.0/web/api/v1/api.go)."""
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Firing:
+    """An alert from its first to its last moment, in Unix seconds."""
+
+    alert: str
+    began: float
+    ended: float
+
+
+def read_firings(address: str, run: str, began: float, ended: float, *, name: str = "--prometheus") -> list[Firing]:
+    """Ask the Prometheus at `address` which alerts fired about this run, nodes or file systems between two Unix times.
+
+    UserError, about the setting `name`, where the address is none, does not answer, or is no Prometheus.
+    """
+    step_s = float(max(1, math.ceil((ended - began) / POINTS)))
+    # What is not about a run has no such label: nodes and file systems.
+    about = json.dumps(f"{re.escape(run)}|")
+    query = f'ALERTS{{alertstate="firing",run=~{about}}}'
+    words = urllib.parse.urlencode({"query": query, "start": began, "end": ended, "step": step_s})
+    return firings(_get(address, f"/api/v1/query_range?{words}", name), step_s)
+
+
+def firings(answer: Mapping[str, Any], step_s: float) -> list[Firing]:
+    """Return the periods in Prometheus's answer to a range query of `ALERTS`, by their begin; a gap of more than a step ends
+    one."""
+    found = []
+    for series in answer["data"]["result"]:
+        alert, times = str(series["metric"]["alertname"]), [float(time) for time, _ in series["values"]]
+        began = times[0]
+        for time, after in zip(times, [*times[1:], math.inf], strict=True):
+            if after - time > 1.5 * step_s:
+                found.append(Firing(alert, began, time))
+                began = after
+    return sorted(found, key=lambda one: (one.began, one.alert))
+
+
+def names(periods: Sequence[Firing]) -> list[str]:
+    """Return each alert once, in the order in which they fired first."""
+    return list(dict.fromkeys(one.alert for one in periods))
+
+
+def _get(address: str, path: str, name: str) -> Mapping[str, Any]:
+    if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", address):
+        raise UserError(problem(name, address, "is no address of a Prometheus", allowed="like http://localhost:9090"))
+    fix = "curl its /-/ready; through SSM it needs a port that is forwarded"
+    try:
+        with urllib.request.urlopen(address.rstrip("/") + path, timeout=TIMEOUT_S) as reply:
+            answer: Mapping[str, Any] = json.loads(reply.read())
+        if isinstance(answer, dict) and isinstance(answer["data"]["result"], list):
+            return answer
+        why = "answers, but not as a Prometheus does"
+    except urllib.error.HTTPError as error:
+        why = f"answers {error.code} {error.reason}"
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        why = f"does not answer as a Prometheus does ({getattr(error, 'reason', error)})"
+    raise UserError(problem(name, address, why, fix=fix))
