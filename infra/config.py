@@ -259,9 +259,14 @@ class Alarms(Section):
     nat_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
     home_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     """EFS only, which bills what is read and written."""
+    stalled_minutes: Annotated[int, Field(ge=5, le=1440)] = 30
+    """A run that has made no step for so long stands still; more than the longest evaluation, compilation and save."""
 
 
 class Observability(Section):
+    logs: bool = True
+    """Carry logs of nodes and runs, and the progress of runs, to CloudWatch Logs. An existing EKS cluster does that only with
+    the add-on amazon-cloudwatch-observability among `eks.existing.addons`."""
     log_days: Days = 30
     dashboard: bool = True
     prometheus: bool = False
@@ -353,7 +358,15 @@ class Slurm(Section):
     """Default: a MariaDB on the controller, whose records end with that machine. Once set it can never be removed."""
 
 
-AddonName = Literal["vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns", "aws-fsx-csi-driver", "cert-manager"]
+AddonName = Literal[
+    "vpc-cni",
+    "kube-proxy",
+    "eks-pod-identity-agent",
+    "coredns",
+    "aws-fsx-csi-driver",
+    "cert-manager",
+    "amazon-cloudwatch-observability",
+]
 
 
 class ExistingEks(Section):
@@ -410,12 +423,14 @@ class Eks(Section):
     training_operator: bool = False
     """EKS add-on: restarts the failed processes of a job; it brings cert-manager, which it needs."""
     cluster_role: RoleArn | None = None
-    """An existing role for the control plane; like the three below, the stack then makes none and changes nothing in this one.
+    """An existing role for the control plane; like the four below, the stack then makes none and changes nothing in this one.
     `fab node-policy --role …` prints what each must trust, hold and allow."""
     storage_role: RoleArn | None = None
     """An existing role for the pods of the FSx CSI driver."""
     operator_role: RoleArn | None = None
     """An existing role for the pods of the training operator."""
+    logs_role: RoleArn | None = None
+    """An existing role for the pods that carry logs to CloudWatch."""
     karpenter_role: RoleArn | None = None
     """An existing role with which HyperPod's Karpenter adds and removes nodes."""
 

@@ -113,7 +113,9 @@ def deployer_policy(flags: InAccount) -> TaskResult:
 
 @dataclass(frozen=True)
 class NodePolicy(InAccount):
-    role: str = flag("node", "whose: node, or with HyperPod on EKS eks-cluster, fsx-csi, train-operator or karpenter")
+    role: str = flag(
+        "node", "whose: node, or with HyperPod on EKS eks-cluster, fsx-csi, train-operator, logs or karpenter"
+    )
 
 
 @task("node-policy")

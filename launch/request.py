@@ -16,7 +16,7 @@ from launch.supervisor.policy import RestartPolicy
 from lustrain.cluster import Cluster, NodeGroup
 from lustrain.flags import number
 from lustrain.problem import Problem, UserError, problem
-from trainer.config import Config, parse_time, to_toml
+from trainer.config import CloudWatchConfig, Config, parse_time, to_toml
 from trainer.run.journal import CONFIG, STOP
 
 MAX_NODES = 10_000
@@ -30,6 +30,9 @@ LEAVE = timedelta(minutes=30)
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
 SCRATCH, MEMORY = "/opt/dlami/nvme", "/dev/shm/"
 """A node's own disks, as node tuning mounts them (node_setup/settings/nvme.toml), and its shared memory."""
+NODE_AGENT, EKS_AGENT = "127.0.0.1:25888", "cloudwatch-agent.amazon-cloudwatch:25888"
+"""Where the CloudWatch agent of a stack takes the progress of runs: on each node, or as a service of its EKS add-on
+(https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Generation_CloudWatch_Agent.html)."""
 FILE = "file://"
 SIZE_FLAGS = ("--nodes", "--spare", "--nproc", "--group", "--partition")
 """Where one of these is wrong, the number of ranks is not known."""
@@ -177,7 +180,7 @@ def resolve_request(
         problems.append(_unusable_ranks(flags, config, policy, one_machine=not backend.uses_groups))
     if problems:
         raise UserError(problems)
-    settings = _settings(config, target.run, cluster)
+    settings = _settings(config, target.run, cluster, on_nodes=backend.uses_groups)
     interrupt = settings.interrupt
     if interrupt.deadline:
         policy = replace(policy, deadline=parse_time(interrupt.deadline) - interrupt.deadline_margin_s)
@@ -361,7 +364,7 @@ def _unusable_ranks(flags: TrainFlags, config: Config, policy: RestartPolicy, *,
     return problem("--nodes", flags.nodes, why, allowed=f"1 to {most // ranks}", fix=fix)
 
 
-def _settings(config: Config, run: str, cluster: Cluster | None) -> Config:
+def _settings(config: Config, run: str, cluster: Cluster | None, *, on_nodes: bool) -> Config:
     """Fill in what follows from the run's place and the Cluster, where the settings leave it open."""
     interrupt = config.interrupt
     filled: dict[str, Any] = {} if interrupt.stop_uri else {"stop_uri": f"{run}/{STOP}"}
@@ -375,4 +378,9 @@ def _settings(config: Config, run: str, cluster: Cluster | None) -> Config:
         "run": config.run.model_copy(update={"uri": run}),
         "interrupt": interrupt.model_copy(update=filled),
     }
+    metrics = config.metrics
+    if cluster and cluster.log_group and on_nodes and "agent" not in metrics.cloudwatch.model_fields_set:
+        agent = EKS_AGENT if cluster.kubernetes else NODE_AGENT
+        progress = CloudWatchConfig(agent=agent, log_group=cluster.log_group, cluster=cluster.name)
+        updates = {**updates, "metrics": metrics.model_copy(update={"cloudwatch": progress})}
     return config.model_copy(update=updates)

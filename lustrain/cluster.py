@@ -298,6 +298,7 @@ class Cluster(Section):
     interruption_queue: str | None = None
     """URL of the queue that spot notices, rebalance recommendations and ends of capacity blocks arrive at."""
     log_group: str | None = None
+    """What nodes carry into CloudWatch Logs of runs; their CloudWatch agents also take the progress of runs for it."""
     kubernetes_cluster: str | None = None
     """Name of the EKS cluster."""
 

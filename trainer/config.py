@@ -11,10 +11,10 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lustrain import schema
 from lustrain.problem import Problem, UserError, problem
@@ -293,6 +293,24 @@ class InterruptConfig(Section):
     """Seconds assumed left after a signal (torchrun --shutdown-timeout, terminationGracePeriodSeconds)."""
 
 
+class CloudWatchConfig(Section):
+    """A CloudWatch agent that takes the run's progress once a minute, as logs that CloudWatch makes metrics of. `fab train`
+    fills this in where the Cluster carries logs."""
+
+    agent: Annotated[str, Field(pattern=r"^([A-Za-z0-9.-]+:[0-9]{1,5})?$")] = ""
+    """HOST:PORT, over TCP; empty: off. One that does not answer is a warning."""
+    log_group: str = ""
+    """The log group, which is there already."""
+    cluster: str = ""
+    """Beside the run's name, the dimension of the metrics."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.agent and not (self.log_group and self.cluster):
+            raise ValueError("has an agent but no log_group or cluster; fix: name both, or set agent to ''")
+        return self
+
+
 class MetricsConfig(Section):
     """One record per step into the run; the rest is for eyes."""
 
@@ -307,6 +325,7 @@ class MetricsConfig(Section):
     A port that is taken is a warning, and that rank trains on without."""
     prometheus_address: Annotated[str, Field(min_length=1)] = "0.0.0.0"
     """Address of this node to serve them on; the default is all of them, as of other exporters."""
+    cloudwatch: CloudWatchConfig = CloudWatchConfig()
 
 
 class Config(Section):

@@ -23,6 +23,7 @@ from trainer.checkpoint.save.saver import Checkpointer
 from trainer.environment import launch_attempt
 from trainer.loop import Progress, Training
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
+from trainer.metrics.cloudwatch import CloudWatchSink
 from trainer.metrics.prometheus import PrometheusSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
 from trainer.metrics.timeline import ROLLED_BACK
@@ -52,6 +53,8 @@ class OwnedRun:
     board: TensorBoardSink | None = None
     exporter: PrometheusSink | None = None
     """On every rank; over all generations, since a port is taken once."""
+    cloudwatch: CloudWatchSink | None = None
+    """On rank 0 only; over all generations."""
     generation_ends: ExitStack = field(default_factory=ExitStack)
     """Closes what belongs to the generation: its log, and what saves."""
 
@@ -265,15 +268,13 @@ def checksum_of(shards: Iterable[LocalShard]) -> str:
 def sinks_of(training: Training, owned: OwnedRun) -> list[Sink]:
     """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them.
 
-    Each rank that has an exporter serves metrics.
+    Each rank that has an exporter serves metrics; rank 0 also hands progress to a CloudWatch agent, where there is one.
     """
     config = training.config
-    exporter: list[Sink] = [owned.exporter] if owned.exporter else []
+    shown = [sink for sink in (owned.exporter, owned.cloudwatch) if sink is not None]
     if owned.log is None:
-        return [WarningsOnly(rank_name(training.world.rank, launch_attempt())), *exporter]
-    if owned.exporter is not None:
-        step = training.progress.step
-        follow_generation(owned.exporter, owned.store, training.generation, step, owned.relay.event)
+        return [WarningsOnly(rank_name(training.world.rank, launch_attempt())), *shown]
+    follow_generation(shown, owned.store, training.generation, training.progress.step, owned.relay.event)
     owned.terminal = owned.terminal or TerminalSink(config.train.steps)
     sinks: list[Sink] = [owned.terminal, owned.log]
     if config.metrics.tensorboard:
@@ -281,4 +282,4 @@ def sinks_of(training: Training, owned: OwnedRun) -> list[Sink]:
             owned.board.close()
         owned.board = TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1)
         sinks.append(owned.board)
-    return sinks + exporter
+    return [*sinks, *shown]

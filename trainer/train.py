@@ -32,7 +32,7 @@ from trainer.parallel.peers import rank_0_last, report_lost_ranks
 from trainer.parallel.transport import read_transport, require_efa
 from trainer.parallel.votes import StoreVotes, VoteBox
 from trainer.run.config_file import config_file
-from trainer.run.exporter import start_exporter
+from trainer.run.exporter import start_cloudwatch, start_exporter
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.start import (
     check_fit,
@@ -123,7 +123,10 @@ def prepare(
     )
     if exporter is not None:
         serving.callback(exporter.close)
-    owned = OwnedRun(store, run_lease, relay, exporter=exporter)
+    cloudwatch = start_cloudwatch(config, world, relay.event)
+    if cloudwatch is not None:
+        cleanup.callback(cloudwatch.close)
+    owned = OwnedRun(store, run_lease, relay, exporter=exporter, cloudwatch=cloudwatch)
     cleanup.enter_context(owned.generation_ends)
     begin_generation(training, owned, votes)
     relay.attach(*sinks_of(training, owned))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import pulumi
@@ -175,6 +176,7 @@ def _make(
             resolve_conflicts_on_create=addon.on_create,
             resolve_conflicts_on_update=addon.on_update,
             preserve=addon.preserve or None,
+            configuration_values=json.dumps(addon.values, sort_keys=True) if addon.values else None,
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 depends_on=[*first, *depends_on],

@@ -14,7 +14,8 @@ from infra.plan.watch.observability import Alarm, Metric, ObservabilityPlan, das
 class Observability(pulumi.ComponentResource):
     """`auto_scaling_groups` are names in the order of the plan's groups; an alarm whose subject is not there is not made."""
 
-    log_group: pulumi.Output[str]
+    log_group: pulumi.Output[str] | None
+    """For what launchers and ranks print; None where logs are not carried."""
     prometheus_endpoint: pulumi.Output[str] | None
 
     def __init__(
@@ -37,15 +38,18 @@ class Observability(pulumi.ComponentResource):
         subjects |= {subject: pulumi.Output.from_input(value) for subject, value in known.items()}
         subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
         ids = {subject: id_ for subject, id_ in subjects.items() if id_ is not None}
-        logs = aws.cloudwatch.LogGroup(
-            f"{name}-train", name=plan.log_group, retention_in_days=plan.log_days, opts=self._ours
-        )
+        groups = {
+            group.key: aws.cloudwatch.LogGroup(
+                f"{name}-{group.key}", name=group.name, retention_in_days=plan.log_days, opts=self._ours
+            )
+            for group in plan.log_groups
+        }
         for alarm in plan.alarms:
             if alarm.subjects <= ids.keys():
                 self._alarm(name, alarm, ids, topic_arn)
         if plan.dashboard:
             self._dashboard(name, plan, ids)
-        self.log_group = logs.name
+        self.log_group = groups["train"].name if groups else None
         self.prometheus_endpoint = self._prometheus(name, plan) if plan.prometheus else None
         self.register_outputs({"log_group": self.log_group})
 

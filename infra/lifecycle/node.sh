@@ -2,7 +2,7 @@
 # What every node does at boot: on_init.sh, on_create.sh and the first boot of EC2 read this file and call `boot`
 # with the packed agent and the backend.
 # Running it again changes nothing. It reaches no network: what a node needs is in the image or in this bundle. Only mount_s3.sh
-# may, which a cluster with storage.s3_mounts has.
+# and logs.sh may, which clusters with storage.s3_mounts or observability.logs have.
 set -euo pipefail
 
 # A test gives a folder that stands for /, and waits that do not wait.
@@ -105,6 +105,13 @@ copy_files() {
   set +a
 }
 
+# On EC2 the first boot has done it. A node whose logs go nowhere still trains.
+carry_logs() {
+  if [[ "$2" != ec2 && -f "$1/logs.sh" ]]; then
+    timeout --kill-after=10 300 bash "$1/logs.sh" || say "WARNING: logs of this node do not go to CloudWatch"
+  fi
+}
+
 # home.mount is there where nothing else mounts the homes, and holds source, path and options in one line. At a reboot nothing
 # runs this: fstab mounts, without `nofail`, with which systemd would let slurmd and logins start before the homes are there.
 # Where EFS does not answer, the boot goes on after 90 s without them (systemd.mount(5), DefaultTimeoutStartSec).
@@ -205,6 +212,7 @@ boot() {
   {
     say "begin, $backend"
     copy_files "$(dirname "$agent")"
+    carry_logs "$(dirname "$agent")" "$backend"
     mount_home "$(dirname "$agent")"
     if [[ -f "$(dirname "$agent")/mount_s3.sh" ]]; then
       bash "$(dirname "$agent")/mount_s3.sh"

@@ -262,4 +262,6 @@ def _watch(plan: Plan, region: str) -> Part:
     watch = plan.observability
     metrics = sum(len(alarm.metrics) for alarm in watch.alarms)
     what = f"{len(watch.alarms)} alarms over {metrics} metrics{', a dashboard' if watch.dashboard else ''}"
-    return _part(region, "CloudWatch", what, {"alarm-metric": metrics, "dashboard": int(watch.dashboard)})
+    carried = price("logs-gb", region) if watch.log_groups else None
+    note = f"{carried.usd} USD a GB of logs on top" if carried else ""
+    return _part(region, "CloudWatch", what, {"alarm-metric": metrics, "dashboard": int(watch.dashboard)}, note)

@@ -18,6 +18,7 @@ from infra.plan.nodes.controller import secret_name
 from infra.plan.place import Place, bucket_names, ours
 from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
 from infra.plan.storage.associations import associations
+from infra.plan.watch.logs import log_groups
 
 NETWORK = (
     "vpc",
@@ -261,6 +262,7 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     logs = "CreateLogGroup DeleteLogGroup PutRetentionPolicy TagResource UntagResource ListTagsForResource"
     # FSx for Lustre takes groups under /aws/fsx/ only.
     groups = [f"/lustrain/{spec.name}/*", *([f"/aws/fsx/{spec.name}*"] if spec.storage.lustre else [])]
+    groups += [f"{group.name}*" for group in log_groups(spec) if not group.name.startswith("/lustrain/")]
     arns = [place.arn("logs", f"log-group:{group}") for group in groups]
     yield allow("LogGroups", _named_actions("logs", logs), arns)
     if spec.storage.lustre:

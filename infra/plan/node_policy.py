@@ -11,6 +11,8 @@ from infra.plan.nodes.controller import secret_name
 from infra.plan.place import COST_TAG, Place, bucket_names, ours, runs_uri
 from infra.plan.storage import s3_mounts
 from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
+from infra.plan.watch.logs import WRITE as WRITE_LOGS
+from infra.plan.watch.logs import carries_logs, group_arns
 
 READ = ("s3:GetObject",)
 WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
@@ -108,8 +110,8 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("EcrToken", ["ecr:GetAuthorizationToken"], "*")
     if repositories := _repositories(spec, place):
         yield allow("EcrPull", PULL, repositories)
-    group = place.arn("logs", f"log-group:/lustrain/{spec.name}/*")
-    yield allow("Logs", ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], group)
+    if carries_logs(spec) and spec.backend != "hyperpod-eks":  # where pods have a role for it
+        yield allow("Logs", WRITE_LOGS, group_arns(spec, place))
     namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
     yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
     if spec.observability.prometheus:

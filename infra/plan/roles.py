@@ -14,8 +14,9 @@ from typing import Any
 from infra.config import CONTROLLER, ClusterSpec
 from infra.plan.documents import Document, allow, document, trust
 from infra.plan.node_policy import controller_statements, node_statements
-from infra.plan.nodes.eks import CLUSTER_ROLE, CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE, pod_identities
+from infra.plan.nodes.eks import CLUSTER_ROLE, CSI_ROLE, KARPENTER_ROLE, LOGS_ROLE, OPERATOR_ROLE, pod_identities
 from infra.plan.place import Place, ours
+from infra.plan.watch.logs import WRITE, write_policy
 
 GRANTED = (
     "CreateGrant",
@@ -53,6 +54,7 @@ EKS_ROLES = {
     CSI_ROLE: "storage_role",
     OPERATOR_ROLE: "operator_role",
     KARPENTER_ROLE: "karpenter_role",
+    LOGS_ROLE: "logs_role",
 }
 """Key under `eks` of an existing role, by the key of its plan."""
 
@@ -70,6 +72,9 @@ def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
         plans.append(_fsx_csi(spec, place))
     if OPERATOR_ROLE in pods:
         plans.append(_train_operator(spec, place))
+    if LOGS_ROLE in pods:
+        policy = write_policy(spec, place)
+        plans.append(_of_pods(spec, place, LOGS_ROLE, f"Logs of containers of {spec.name}", policy))
     if spec.eks.karpenter:
         plans.append(_karpenter(spec, place))
     named = (replace(plan, existing=getattr(spec.eks, EKS_ROLES[plan.key])) for plan in plans)
@@ -113,8 +118,7 @@ def flow_log_role(spec: ClusterSpec, place: Place) -> RolePlan:
         "StringEquals": {"aws:SourceAccount": place.account},
         "ArnLike": {"aws:SourceArn": place.arn("ec2", "vpc-flow-log/*")},
     }
-    write = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
-    policy = document([allow("Write", write, [group, f"{group}:*"])])
+    policy = document([allow("Write", WRITE, [group, f"{group}:*"])])
     trusted = trust("vpc-flow-logs", condition=condition)
     return _role(spec, "flow-logs", f"VPC flow logs of {spec.name}", trusted, policy)
 

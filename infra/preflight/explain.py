@@ -19,6 +19,7 @@ from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
 from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.summary import machines
+from infra.plan.watch.logs import carries_logs
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_scheduler import ANEW, INSTEAD, LOST, moved_controller, scheduler
 from infra.preflight.explain_storage import associations, file_system, home, objects, s3_mounts
@@ -349,7 +350,7 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         elif before and not after:
             lost = f"its {kept} in Kubernetes"
             yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on is removed", lost, "let the jobs end first")
-    for key in ("storage_role", "operator_role", "karpenter_role"):
+    for key in ("storage_role", "operator_role", "karpenter_role", "logs_role"):
         if (was := getattr(old.eks, key)) != (will_be := getattr(new.eks, key)):
             yield Change(f"eks.{key}", Effect.IN_PLACE, f"{was or MADE_ROLE} becomes {will_be or MADE_ROLE}")
 
@@ -401,6 +402,19 @@ def _boot(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(key, Effect.NEW_NODES, "running machines keep what they had", "", fix)
 
 
+def _logs(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before, after = carries_logs(old), carries_logs(new)
+    key = "observability.logs"
+    if before and not after:
+        lost = "all that is in the log groups"
+        fix = "aws logs create-export-task copies a group to S3; a shorter observability.log_days costs less, too"
+        yield Change(key, Effect.IN_PLACE, "the log groups are deleted; running nodes try on in vain", lost, fix)
+    elif after and not before:
+        eks = new.backend == "hyperpod-eks"
+        message = "the add-on comes to the running cluster" if eks else "running nodes carry nothing, new ones do"
+        yield Change(key, Effect.IN_PLACE if eks else Effect.NEW_NODES, message)
+
+
 def _other_changes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield every other key that differs."""
     for path, a, b in _leaves(old, new):
@@ -430,6 +444,7 @@ _COVERED = (
     "access.role_path",
     "access.node_role",
     "access.instance_profile",
+    "observability.logs",
     "runs_uri",
     "buckets.runs_prefix",
     "buckets.data",
@@ -461,6 +476,7 @@ _COMPARERS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     _roles,
     _tuning,
     _boot,
+    _logs,
     _other_changes,
 )
 

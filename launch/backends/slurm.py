@@ -253,7 +253,7 @@ def resource_options(request: RunRequest) -> list[str]:
     ]
 
 
-def script_plan(request: RunRequest, environment: dict[str, str]) -> dict[str, Any]:
+def script_plan(request: RunRequest, log: str, environment: dict[str, str]) -> dict[str, Any]:
     """Return the values that the script needs, as plain JSON data."""
     return {
         "run": request.run,
@@ -265,6 +265,7 @@ def script_plan(request: RunRequest, environment: dict[str, str]) -> dict[str, A
         "max_wait_s": request.max_wait_s,
         "late_s": late_s(request),
         "environment": environment,
+        "log": log,
         "container": asdict(request.options.container) if request.options.container else None,
     }
 
@@ -291,7 +292,7 @@ def supervise(plan):
 def script(request: RunRequest, log: str, environment: dict[str, str]) -> str:
     """Return the whole batch script of a run."""
     title = f"Starts the run {request.name} on the nodes of this job. Made by `fab train`; see docs/launch.md."
-    return _whole(sbatch_options(request, log), title, script_plan(request, environment), "PLAN")
+    return _whole(sbatch_options(request, log), title, script_plan(request, log, environment), "PLAN")
 
 
 def array_script(
@@ -301,7 +302,7 @@ def array_script(
     tasks, throttle = ",".join(map(str, requests)), f"%{at_once}" if at_once else ""
     options = [*_named(_name(sweep), sweep, log), f"--array={tasks}{throttle}"]
     title = "Starts one run of a sweep on the nodes of this job. Made by `fab sweep`; see docs/launch.md."
-    plans = {task: script_plan(request, environment) for task, request in requests.items()}
+    plans = {task: script_plan(request, log, environment) for task, request in requests.items()}
     task = 'PLAN[int(os.environ["SLURM_ARRAY_TASK_ID"])]'
     return _whole([*options, *resource_options(next(iter(requests.values())))], title, plans, task)
 

@@ -70,6 +70,11 @@ FAILED_SOON_S = 300.0
 CONTAINERS = "lustrain-job-"
 """Nodes are in one job at a time: what begins so on a node of this job, and is not its own, is of one that has ended."""
 TRIAL = "import os, trainer.node.launcher; print(os.environ['SLURMD_NODENAME'])"
+JOB_LOGS = "/var/log/lustrain-jobs"
+"""Made where the stack carries logs (`infra/plan/nodes/logs.sh`)."""
+MOST_COPIED = 200 << 20
+"""Bytes of one job, as of one launch over SSH."""
+COPY_S = 2.0
 ANSWER_S = 60.0
 """For a program that says what is on this host, and for the end of what is left on nodes."""
 
@@ -438,8 +443,59 @@ def _output(*command: str) -> str:
     return done.stdout
 
 
+class OutputCopy:
+    """Copies what this job prints, up to a limit, to where the CloudWatch agent of this node carries it from.
+
+    Slurm writes the output where the submitter reads it: on a shared file system, where no agent of a node should look. Nothing
+    is copied on nodes without the folder, and what cannot be read or written ends the copy alone.
+    """
+
+    def __init__(self, source: str, folder: str = JOB_LOGS) -> None:
+        self._source, self._begin = source, 0
+        # The output of earlier jobs of the run is in the same file.
+        with suppress(OSError):
+            self._begin = os.path.getsize(source)
+        self._target = os.path.join(folder, f"{os.environ['SLURM_JOB_ID']}.log")
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="output-copy", daemon=True)
+        if os.access(folder, os.W_OK):
+            self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is left."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(ANSWER_S)
+
+    def _run(self) -> None:
+        with suppress(OSError), open(self._source, "rb") as source, open(self._target, "ab") as target:
+            source.seek(self._begin)
+            left, is_last = MOST_COPIED, False
+            while left > 0 and not is_last:
+                is_last = self._closing.wait(COPY_S)
+                while left > 0 and (data := source.read(min(1 << 20, left))):
+                    target.write(data)
+                    left -= len(data)
+                target.flush()
+
+
 def main(plan: Mapping[str, Any]) -> int:
     """Supervise the run that the plan describes; return the exit code of the batch script."""
+    copy = OutputCopy(_output_file(plan["log"]))
+    try:
+        return supervise_job(plan)
+    finally:
+        copy.close()
+
+
+def _output_file(pattern: str) -> str:
+    """Return the file that this job prints into, where `pattern` is that of an array
+    (https://slurm.schedmd.com/sbatch.html#SECTION_FILENAME-PATTERN)."""
+    job, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    return pattern.replace("%A", job).replace("%a", task)
+
+
+def supervise_job(plan: Mapping[str, Any]) -> int:
     os.environ.update(plan["environment"])
     runtime = runtime_of(plan)
     if runtime is None:

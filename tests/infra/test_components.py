@@ -332,14 +332,14 @@ def test_eks_cluster_that_cannot_be_joined_stops_before_anything_is_made(
 def test_existing_roles_of_eks_are_used_and_none_is_made_for_them() -> None:
     roles = {
         f"eks.{key}": f"{NODE_ROLE}-{key}"
-        for key in ("cluster_role", "storage_role", "operator_role", "karpenter_role")
+        for key in ("cluster_role", "storage_role", "operator_role", "karpenter_role", "logs_role")
     }
     edits = {"eks.training_operator": True, "eks.karpenter": True, "storage.lustre": {"throughput_gb_s": 1.0}}
     made = made_by(EKS, **edits, **roles)
     assert list(made.of("aws:iam/role:Role")) == ["vision-g6e-node"]
     assert properties_of(made.only(PLANE))["roleArn"] == roles["eks.cluster_role"]
     identities = {one["roleArn"] for one in made.of("aws:eks/podIdentityAssociation:PodIdentityAssociation").values()}
-    assert identities == {roles["eks.storage_role"], roles["eks.operator_role"]}
+    assert identities == {roles[f"eks.{key}_role"] for key in ("storage", "operator", "logs")}
     assert json.loads(properties_of(made.only(CLUSTER))["desiredState"])["ClusterRole"] == roles["eks.karpenter_role"]
 
 

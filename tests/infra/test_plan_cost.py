@@ -70,7 +70,7 @@ EXTENDED = {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}
         (EKS, {**EXTENDED, "eks.upgrade_policy": "STANDARD"}, "EKS", 73),
         (EKS, {"eks.upgrade_policy": "EXTENDED"}, "EKS", 73),
         (EKS, JOINED, "EKS", None),
-        (SPOT, {"observability.dashboard": False}, "CloudWatch", 10 * 0.1),
+        (SPOT, {"observability.dashboard": False}, "CloudWatch", 11 * 0.1),
     ],
 )
 def test_each_part_costs_what_its_plan_says(stack: str, edits: dict[str, Any], name: str, month: float | None) -> None:

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from infra.plan.nodes.eks import CHART_FOLDER, EksPlan, eks_plan, first_up, helm_commands, helm_place
+from infra.plan.nodes.eks import CHART_FOLDER, LOGS_ROLE, EksPlan, eks_plan, first_up, helm_commands, helm_place
 from infra.plan.place import Place
+from infra.plan.watch.logs import ADDON
 from tests.infra.edits import spec_of
 from tests.infra.mistakes import EKS, JOINED, SLURM
 
@@ -37,23 +38,23 @@ def test_the_policy_is_that_of_the_partition() -> None:
 def test_the_lustre_driver_comes_after_nodes_with_its_identity_and_each_add_on_after_what_it_needs() -> None:
     plan = plan_of(storage=WITH_LUSTRE)
     assert [addon.name for addon in plan.addons_before_nodes] == ["vpc-cni", "kube-proxy", "eks-pod-identity-agent"]
-    assert [addon.name for addon in plan.addons_after_nodes] == ["coredns", "aws-fsx-csi-driver"]
+    assert [addon.name for addon in plan.addons_after_nodes] == ["coredns", "aws-fsx-csi-driver", ADDON]
     seen: set[str] = set()
     for addon in plan.addons:
         assert set(addon.after) <= seen
         seen.add(addon.name)
-    (identity,) = plan.pod_identities
+    identity, _ = plan.pod_identities
     found = (identity.namespace, identity.service_account, identity.role)
     assert found == ("kube-system", "fsx-csi-controller-sa", "fsx-csi")
-    assert plan_of().pod_identities == ()
+    assert [one.role for one in plan_of().pod_identities] == [LOGS_ROLE]
 
 
 def test_governance_and_operator_come_after_what_they_need_with_the_operators_identity() -> None:
     plan = plan_of(eks={"task_governance": True, "training_operator": True})
     names = [addon.name.removeprefix("amazon-sagemaker-hyperpod-") for addon in plan.addons_after_nodes]
-    assert names == ["coredns", "taskgovernance", "cert-manager", "training-operator"]
+    assert names == ["coredns", ADDON, "taskgovernance", "cert-manager", "training-operator"]
     assert plan.addons[-1].after == ("cert-manager",)
-    (identity,) = plan.pod_identities
+    identity, _ = plan.pod_identities
     found = (identity.namespace, identity.service_account, identity.role)
     assert found == ("aws-hyperpod", "hp-training-operator-controller-manager", "train-operator")
 

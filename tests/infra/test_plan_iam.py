@@ -159,7 +159,7 @@ def test_services_have_the_same_name_in_every_partition_and_lustres_driver_a_rol
         found = roles(spec_of("hyperpod-eks", **sections), place)
         return {role.key: role.trust["Statement"][0]["Principal"]["Service"] for role in found}
 
-    wanted = {"node": "sagemaker.amazonaws.com", "eks-cluster": "eks.amazonaws.com"}
+    wanted = {"node": "sagemaker.amazonaws.com", "eks-cluster": "eks.amazonaws.com", "logs": "pods.eks.amazonaws.com"}
     assert trusted() == wanted
     assert trusted(storage={"lustre": {"throughput_gb_s": 1.2}}) == {**wanted, "fsx-csi": "pods.eks.amazonaws.com"}
 
@@ -250,7 +250,7 @@ def test_karpenter_and_the_training_operator_act_on_this_clusters_nodes_only() -
         "karpenter": (["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"], "hyperpod.sagemaker"),
         "train-operator": (["sagemaker:DescribeClusterNode"], "pods.eks"),
     }
-    assert set(found) == {"node", "eks-cluster", *wanted}
+    assert set(found) == {"node", "eks-cluster", "logs", *wanted}
     # The longest name of a cluster, with the dash and seven letters that Pulumi adds: IAM takes 64.
     assert max(len(f"{'c' * 40}-{key}-0123456") for key in found) <= 64
     for key, (actions, service) in wanted.items():

@@ -16,6 +16,7 @@ from infra.plan.place import Place
 from infra.plan.watch.observability import GIB, LOG_DAYS, Alarm, dashboard, log_days, observability
 from tests.infra import edits
 from tests.infra.specs import EXISTING, EXISTING_LUSTRE
+from trainer.metrics import cloudwatch
 
 PLACE = Place("us-east-1", "123456789012")
 ALL_IDS = {"cluster": "llm", "lustre": "fs-1", "nat": "nat-1", "queue": "llm-interruptions", "group:train": "llm-train"}
@@ -72,6 +73,16 @@ def test_the_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
     assert f"--namespace {metric.namespace} --metric-name {metric.name} " in script
     assert f'--dimensions "{metric.dimension}=$cluster"' in script
     assert metric.namespace in METRIC_NAMESPACES, "the node role allows no other"
+
+
+def test_run_that_stands_still_fires_and_silence_does_not() -> None:
+    stalled = next(one for one in observability(spec(), PLACE).alarms if one.name == "llm-run-stalled")
+    (metric,) = stalled.metrics
+    assert (metric.namespace, metric.dimension) == (cloudwatch.NAMESPACE, cloudwatch.CLUSTER)
+    assert metric.name in cloudwatch.ALSO_BY_CLUSTER
+    assert fires(stalled, since=31 * 60)
+    assert not fires(stalled, since=29 * 60)
+    assert stalled.missing == "notBreaching", "no run is no fault"
 
 
 @pytest.mark.parametrize(

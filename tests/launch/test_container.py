@@ -149,7 +149,7 @@ def test_batch_script_keeps_modules_of_the_node_away(tmp_path: Path) -> None:
     assert ("'/home/me'" in plan, "'python': 'python3'" in plan) == (False, True)
     bare = slurm.BACKEND.plan(request_of(tmp_path, cluster(), image=None), tmp_path, environ).files[slurm.SCRIPT]
     assert ("'/home/me'" in bare, repr(sys.executable) in bare) == (True, True)
-    assert slurm.script_plan(request, ranks_environment(environ))["container"]["image"] == REF
+    assert slurm.script_plan(request, "log", ranks_environment(environ))["container"]["image"] == REF
 
 
 @pytest.fixture
@@ -186,6 +186,7 @@ PLAN: dict[str, Any] = {
     "ranks": 1,
     "port": 20_000,
     "late_s": 77,
+    "log": "/fsx/first/launch/log",
     "max_wait_s": 1,
     "policy": {},
     "environment": {"PATH": "/bin", "AWS_REGION": "x"},
@@ -276,6 +277,19 @@ def test_batch_host_that_starts_no_container_ends_the_job(
     assert slurm_executor.main({**PLAN, "environment": {"AWS_REGION": "x"}}) == code
     assert f"lustrain: {said}" in capfd.readouterr().out
     assert [call for call in calls(planted) if call.startswith(("requeue", "update"))] == requeued
+
+
+def test_output_of_a_job_is_copied_to_where_logs_are_carried(planted: Path, tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "jobs"
+    log.write_text("of an earlier job\n")
+    slurm_executor.OutputCopy(str(log), str(folder)).close()
+    folder.mkdir()
+    copy = slurm_executor.OutputCopy(str(log), str(folder))
+    with log.open("a") as output:
+        output.write("step 1\n")
+    copy.close()
+    (copied,) = folder.iterdir()
+    assert (copied.suffix, copied.read_text()) == (".log", "step 1\n")
 
 
 ECR = "1.dkr.ecr.us-west-2.amazonaws.com"

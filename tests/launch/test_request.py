@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,33 @@ def test_pods_have_to_see_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         resolve(TrainFlags("c"), load(tmp_path / "config.toml"), cluster(**EKS, groups={"train": worker}), image=IMAGE)
     assert caught.value.problems[0].startswith("run.uri = '/home/me/run': pods do not see it; allowed: s3://")
+
+
+@pytest.mark.parametrize(
+    ("more", "on", "agent"),
+    [
+        ({"log_group": "/lustrain/lab/train"}, None, "127.0.0.1:25888"),
+        ({"log_group": "/lustrain/lab/train"}, "local", ""),
+        ({}, None, ""),
+    ],
+)
+def test_progress_goes_to_the_agent_of_a_stack_that_carries_logs(
+    tmp_path: Path, more: dict[str, Any], on: str | None, agent: str
+) -> None:
+    request = resolve(
+        TrainFlags("c", on=on, name="first", nproc="2"), config(tmp_path, global_batch=64), cluster(**more)
+    )
+    told = tomllib.loads(request.config)["metrics"]["cloudwatch"]
+    assert told["agent"] == agent
+    assert (told["cluster"], told["log_group"]) == (("lab", "/lustrain/lab/train") if agent else ("", ""))
+
+
+def test_settings_keep_progress_from_a_stack(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        settings("runs/first", global_batch=64) + '[metrics.cloudwatch]\nagent = ""\n'
+    )
+    request = resolve(TrainFlags("c"), load(tmp_path / "config.toml"), cluster(log_group="/lustrain/lab/train"))
+    assert tomllib.loads(request.config)["metrics"]["cloudwatch"]["agent"] == ""
 
 
 def test_batch_script_asks_for_nodes_and_holds_no_secret(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_damaged_past_is_a_warning(store: ObjectStore, damage: Callable[[ObjectS
     damage(store)
     sink = PrometheusSink(run="r", rank=0, launch=None)
     told: list[tuple[str, str]] = []
-    follow_generation(sink, store, 3, 3, lambda kind, fields: told.append((kind, fields["detail"])))
+    follow_generation([sink], store, 3, 3, lambda kind, fields: told.append((kind, fields["detail"])))
     for thread in threading.enumerate():
         if thread.name == "metrics-past":
             thread.join()

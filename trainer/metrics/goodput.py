@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's wall time, pauses included, that went into steps which still count. Pure.
+"""Goodput: the share of a run's wall time, pauses included, that went into steps which still count.
 
 The term is Google's, whose definition also counts starts, repeated steps and pauses as lost
 (https://cloud.google.com/blog/products/ai-machine-learning/goodput-metric-as-measure-of-ml-productivity).
@@ -7,11 +7,70 @@ The term is Google's, whose definition also counts starts, repeated steps and pa
 from __future__ import annotations
 
 import math
+import threading
+import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
+
+
+class RunPast(Protocol):
+    """What the run did before this generation (`trainer.run.past.Past`)."""
+
+    @property
+    def began(self) -> float | None:
+        """Return Unix seconds, None where nothing is recorded yet."""
+
+    @property
+    def useful_s(self) -> float:
+        """Return the seconds of steps that still count."""
+
+    @property
+    def interruptions(self) -> int:
+        """Return how often the run was interrupted."""
+
+
+class LiveGoodput:
+    """The goodput of a run that trains, for those who show it; `clock` gives Unix seconds. Any thread may ask."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock, self._started = clock, clock()
+        self._lock = threading.Lock()
+        self._generation, self._useful_s = 0, 0.0
+        self._past: RunPast | None = None
+
+    def begin_generation(self, generation: int) -> None:
+        """Count useful seconds from 0: the generation begins from a checkpoint, and `set_past` says what was before it."""
+        with self._lock:
+            self._generation, self._useful_s, self._past = generation, 0.0, None
+
+    def set_past(self, generation: int, past: RunPast) -> bool:
+        """Take in what the run did before `generation`; return False where another one has begun meanwhile."""
+        with self._lock:
+            if generation != self._generation:
+                return False
+            self._past = past
+            return True
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._useful_s += seconds_of(record)
+
+    @property
+    def interruptions(self) -> int | None:
+        """Return those before this generation, None while its past is being read."""
+        with self._lock:
+            return None if self._past is None else self._past.interruptions
+
+    def value(self) -> float | None:
+        """Return the share from 0 to 1, None while the past of a new generation is being read."""
+        with self._lock:
+            past, useful_s = self._past, self._useful_s
+        if past is None:
+            return None
+        return goodput(past.useful_s + useful_s, self._started if past.began is None else past.began, self._clock())
 
 
 def seconds_of(record: Mapping[str, Any]) -> float:

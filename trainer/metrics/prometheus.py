@@ -5,15 +5,14 @@ Rank 0 serves what the run is and does; every rank serves the seconds of its own
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lustrain.accelerators import peak_of_device
 from lustrain.problem import problem
 from trainer.errors import EXIT_DONE
-from trainer.metrics.goodput import goodput, seconds_of
+from trainer.metrics.goodput import LiveGoodput, RunPast
 from trainer.metrics.scrapes import Scrapes
 
 if TYPE_CHECKING:
@@ -26,22 +25,6 @@ LABELS = ("run", "launch", "rank")
 (https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels)."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """From a toy model's step to one of a large model with many micro-batches."""
-
-
-class RunPast(Protocol):
-    """What the run did before this generation (`trainer.run.past.Past`)."""
-
-    @property
-    def began(self) -> float | None:
-        """Return Unix seconds, None where nothing is recorded yet."""
-
-    @property
-    def useful_s(self) -> float:
-        """Return the seconds of steps that still count."""
-
-    @property
-    def interruptions(self) -> int:
-        """Return how often the run was interrupted."""
 
 
 def package_problems(port: int) -> list[str]:
@@ -160,11 +143,9 @@ class RunMetrics:
         from prometheus_client import Histogram
 
         self._registry, self._labels = registry, labels
-        self._mfu_per_token, self._clock, self._monotonic = mfu_per_token, clock, monotonic
-        self._useful = threading.Lock()
-        self._generation, self._useful_s = 0, 0.0
-        self._past: RunPast | None = None
-        self._started, self._saved_at = clock(), monotonic()
+        self._mfu_per_token, self._monotonic = mfu_per_token, monotonic
+        self._live = LiveGoodput(clock)
+        self._saved_at = monotonic()
         self._noticed = False
         self.is_done = False
         """Whether the run has reached its end, and not only this launch."""
@@ -214,21 +195,17 @@ class RunMetrics:
         )
 
     def begin_generation(self, generation: int) -> None:
-        with self._useful:
-            self._generation, self._useful_s, self._past = generation, 0.0, None
+        self._live.begin_generation(generation)
 
     def set_past(self, generation: int, past: RunPast) -> None:
-        with self._useful:
-            if generation != self._generation:
-                return
-            self._past = past
+        if not self._live.set_past(generation, past):
+            return
         # Only from now on there is a value to serve.
         self._interruptions.labels(*self._labels).set_function(self._interruptions_now)
         self._goodput.labels(*self._labels).set_function(self._goodput_now)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        with self._useful:
-            self._useful_s += seconds_of(record)
+        self._live.step(record)
         if not self._of_record:
             self._of_record = {field: parent.labels(*self._labels) for field, parent in self._parents.items()}
         for field, gauge in self._of_record.items():
@@ -262,17 +239,12 @@ class RunMetrics:
             self.is_done = True
 
     def _interruptions_now(self) -> float:
-        with self._useful:
-            return float("nan") if self._past is None else self._past.interruptions + self._noticed
+        before = self._live.interruptions
+        return float("nan") if before is None else before + self._noticed
 
     def _goodput_now(self) -> float:
         """Return NaN while the past of a new generation is being read."""
-        with self._useful:
-            past, useful_s = self._past, self._useful_s
-        if past is None:
-            return float("nan")
-        began = self._started if past.began is None else past.began
-        share = goodput(past.useful_s + useful_s, began, self._clock())
+        share = self._live.value()
         return float("nan") if share is None else share
 
     def _gauge(self, name: str, text: str) -> Gauge:

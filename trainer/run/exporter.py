@@ -1,9 +1,10 @@
-"""The Prometheus exporter of a rank: what it is made with, where it listens, and the run's past that it begins from."""
+"""What shows a rank while it trains, Prometheus and CloudWatch, and the run's past that both begin from."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,8 @@ from lustrain.problem import UserError, problem
 from trainer.config import Config
 from trainer.environment import launch_attempt
 from trainer.interrupt.notice import OnEvent
+from trainer.metrics.cloudwatch import AgentConnection, CloudWatchSink
+from trainer.metrics.goodput import RunPast
 from trainer.metrics.prometheus import PrometheusSink, peak_flops
 from trainer.parallel import World
 from trainer.run.past import read_past
@@ -32,7 +35,7 @@ def start_exporter(
     if not metrics.prometheus_port:
         return None
     sink = PrometheusSink(
-        run=config.run.uri.rstrip("/").rpartition("/")[2],
+        run=run_name(config),
         rank=world.rank,
         launch=launch_attempt(),
         step_age=step_age,
@@ -52,6 +55,27 @@ def start_exporter(
     return sink
 
 
+def start_cloudwatch(config: Config, world: World, on_event: OnEvent) -> CloudWatchSink | None:
+    """Hand the run's progress to the agent of the settings, from rank 0; None where there is none."""
+    named = config.metrics.cloudwatch
+    if not named.agent or world.rank:
+        return None
+    sink = CloudWatchSink(
+        run=run_name(config),
+        cluster=named.cluster,
+        log_group=named.log_group,
+        agent=AgentConnection(named.agent),
+        on_event=on_event,
+    )
+    sink.start()
+    return sink
+
+
+def run_name(config: Config) -> str:
+    """Return the last part of the run's address: what metrics call it."""
+    return config.run.uri.rstrip("/").rpartition("/")[2]
+
+
 def mfu_per_token(config: Config, world: World, flops_per_token: Callable[[], float]) -> float | None:
     """Return the share of all ranks' peak that one token per second takes; None where the device's peak is not known."""
     if world.device.type != "cuda":
@@ -60,16 +84,30 @@ def mfu_per_token(config: Config, world: World, flops_per_token: Callable[[], fl
     return None if peak is None else flops_per_token() / (peak * world.world_size)
 
 
-def follow_generation(sink: PrometheusSink, store: ObjectStore, generation: int, step: int, on_event: OnEvent) -> None:
-    """Have rank 0's exporter count from `step`, from which `generation` began; its past is read in a thread meanwhile."""
-    sink.begin_generation(generation)
+class FollowsRun(Protocol):
+    """What counts from a generation on, and needs to know what was before it."""
+
+    def begin_generation(self, generation: int) -> None: ...
+
+    def set_past(self, generation: int, past: RunPast) -> None: ...
+
+
+def follow_generation(
+    sinks: Sequence[FollowsRun], store: ObjectStore, generation: int, step: int, on_event: OnEvent
+) -> None:
+    """Have rank 0's metrics count from `step`, from which `generation` began; its past is read in a thread meanwhile."""
+    for sink in sinks:
+        sink.begin_generation(generation)
 
     def read() -> None:
         try:
-            sink.set_past(generation, read_past(store, generation, step))
+            past = read_past(store, generation, step)
+            for sink in sinks:
+                sink.set_past(generation, past)
         except (UserError, OSError, ValueError, TypeError, LookupError) as error:
             # The last three: a record without a field, or with one that is no number or time.
             why = error if isinstance(error, UserError | OSError) else f"a record of the run is damaged ({error!r})"
             on_event("warning", {"source": "metrics", "detail": f"no goodput is served: {why}"})
 
-    threading.Thread(target=read, name="metrics-past", daemon=True).start()
+    if sinks:
+        threading.Thread(target=read, name="metrics-past", daemon=True).start()

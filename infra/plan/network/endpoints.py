@@ -24,6 +24,10 @@ CHINESE = frozenset(
 https://github.com/aws/aws-cdk/blob/main/packages/aws-cdk-lib/aws-ec2/lib/vpc-endpoint.ts)."""
 
 
+KEYS_REGION = "us-east-1"
+"""Of the bucket without a region in its name, which alone is known to hold the key of the CloudWatch agent's packages."""
+
+
 @dataclass(frozen=True)
 class EndpointPlan:
     """One endpoint: a gateway lies in the route tables, an interface in the compute subnet."""
@@ -113,6 +117,7 @@ def aws_buckets(region: str) -> tuple[str, ...]:
         f"patch-baseline-snapshot-{region}",
         f"{region}-birdwatcher-prod",
         f"amazoncloudwatch-agent-{region}",
+        *(("amazoncloudwatch-agent",) if region == KEYS_REGION else ()),
         f"al2023-repos-{region}-de612dc2",
         f"amazonlinux-2-repos-{region}",
         "aws-efa-installer",

@@ -20,6 +20,7 @@ from infra.plan.nodes.document import node_document, node_groups
 from infra.plan.place import BucketNames
 from infra.plan.storage.home import NfsMount, mounted_by_bundle
 from infra.plan.storage.s3_mounts import PLACEHOLDERS, unit, unit_name
+from infra.plan.watch.logs import agent_configuration, carries_logs
 from lustrain.problem import Problem, UserError, problem
 from node_setup.pack import NAME, archive
 from node_setup.slurm import dynamic
@@ -44,6 +45,12 @@ HOME_DNS = "{home_dns}"
 """Stands in the bundle for a name that is known after the deployment only: the digits count all but it."""
 MOUNT_S3 = Path(__file__).with_name("mount_s3.sh")
 """Only in the bundle of a cluster that mounts buckets: where the image has no mount-s3, it reaches the network."""
+LOGS = Path(__file__).with_name("logs.sh")
+"""Where logs are carried; where the image has no CloudWatch agent, it reaches the network."""
+LOGS_CONFIGURATION = "logs.json"
+"""Of the agent, beside it."""
+SIGNED = Path(__file__).with_name("signed.sh")
+"""What both scripts need."""
 S3_MOUNTS = "s3_mounts"
 """Folder of the systemd units of buckets, and of `list`: unit and path in one line."""
 NODE_FILES = "root"
@@ -96,7 +103,10 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
     users = {ON_CONFIGURED: script} if (script := user_script(spec)) is not None else {}
     homes = {HOME_MOUNT: home_mount(mount)} if (mount := mounted_by_bundle(spec)) else {}
     buckets = mount_files(spec, region)
-    generated = {AGENT: archive(), DOCUMENT: document.encode("ascii"), **slurm, **for_root, **users, **homes, **buckets}
+    carried = log_files(spec)
+    signed = {SIGNED.name: SIGNED.read_bytes()} if buckets or carried else {}
+    own = {AGENT: archive(), DOCUMENT: document.encode("ascii")}
+    generated = {**own, **slurm, **for_root, **users, **homes, **buckets, **carried, **signed}
     return gathered(folder, generated=generated)
 
 
@@ -107,6 +117,14 @@ def slurm_document(spec: ClusterSpec) -> bytes:
 
 def home_mount(mount: NfsMount) -> bytes:
     return f"{HOME_DNS}:{mount.export} {mount.path} {mount.options}\n".encode("ascii")
+
+
+def log_files(spec: ClusterSpec) -> dict[str, bytes]:
+    """Return the script that carries a node's logs, and the agent's configuration; nothing on EKS."""
+    if not carries_logs(spec) or spec.backend == "hyperpod-eks":
+        return {}
+    configuration = json.dumps(agent_configuration(spec), indent=1) + "\n"
+    return {LOGS.name: LOGS.read_bytes(), LOGS_CONFIGURATION: configuration.encode("ascii")}
 
 
 def mount_files(spec: ClusterSpec, region: str) -> dict[str, bytes]:

@@ -6,13 +6,15 @@ HyperPod asks for authentication by the API, the VPC CNI, and its own chart befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import Place
+from infra.plan.watch import logs
+from infra.plan.watch.logs import carries_logs
 from lustrain.problem import Problem
 
 LOG_TYPES = ("api", "audit", "authenticator")
@@ -23,6 +25,7 @@ CLUSTER_ROLE = "eks-cluster"
 CSI_ROLE = "fsx-csi"
 OPERATOR_ROLE = "train-operator"
 KARPENTER_ROLE = "karpenter"
+LOGS_ROLE = "logs"
 GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
 """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-console-ui-governance-setup-task-governance.html;
 awsome-distributed-ai's Terraform module makes it as this does, without a role."""
@@ -57,6 +60,8 @@ class Addon:
     on_update: Literal["OVERWRITE", "PRESERVE", "NONE"] = "PRESERVE"
     preserve: bool = False
     """Whether its software stays in the cluster when the add-on is deleted."""
+    values: Mapping[str, Any] | None = None
+    """Its configuration, where that differs from its own."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +191,8 @@ def needed_addons(spec: ClusterSpec) -> tuple[Addon, ...]:
     addons = [*first, Addon("coredns", after=network, before_nodes=False)]
     if spec.storage.lustre:
         addons.append(Addon(CSI_DRIVER, after=network, before_nodes=False))
+    if carries_logs(spec):
+        addons.append(Addon(logs.ADDON, after=("coredns",), before_nodes=False, values=logs.addon_configuration()))
     if spec.eks.task_governance:
         addons.append(Addon(GOVERNANCE, after=("coredns",), before_nodes=False))
     if spec.eks.training_operator:
@@ -195,12 +202,14 @@ def needed_addons(spec: ClusterSpec) -> tuple[Addon, ...]:
 
 
 def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:
-    """For the Lustre driver and the training operator, where the stack brings them. They stand apart from their add-ons: inside
-    one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
+    """For the Lustre driver, the training operator and what carries logs, where the stack brings them. They stand apart from
+    their add-ons: inside one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
     driver = PodIdentity("kube-system", "fsx-csi-controller-sa", CSI_ROLE)
     operator = PodIdentity("aws-hyperpod", "hp-training-operator-controller-manager", OPERATOR_ROLE)
+    carrier = PodIdentity(logs.ADDON_NAMESPACE, logs.ADDON_ACCOUNT, LOGS_ROLE)
     made = [addon.name for addon in addons(spec)]
-    return (*((driver,) if CSI_DRIVER in made else ()), *((operator,) if OPERATOR in made else ()))
+    identities = {CSI_DRIVER: driver, OPERATOR: operator, logs.ADDON: carrier}
+    return tuple(identity for name, identity in identities.items() if name in made)
 
 
 def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:

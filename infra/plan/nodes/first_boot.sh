@@ -112,7 +112,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=140min
+TimeoutStartSec=150min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -214,6 +214,12 @@ lifecycle_bundle() {
   fi
 }
 
+# First, so that what fails later is known elsewhere. A node whose logs go nowhere still trains.
+logs() {
+  begin_step "logs"
+  retry 1 300 bash "$bundle/logs.sh" || say "WARNING: logs of this node do not go to CloudWatch"
+}
+
 # The bundle's own steps are those of every backend: the node agent, then scratch on local disks.
 from_bundle() {
   # The agent may wait for a mount, and installs what is missing; node.sh ends it and the user's script before this does.
@@ -240,6 +246,9 @@ facts
 at_every_boot
 if [[ -n "$bundle_uri" ]]; then
   lifecycle_bundle
+fi
+if [[ -f "$bundle/logs.sh" ]]; then
+  logs
 fi
 if [[ -n "$lustre_dns" ]]; then
   lustre

@@ -6,33 +6,13 @@ set -euo pipefail
 # A test gives a folder that stands for /.
 root="${LUSTRAIN_ROOT:-}"
 units="$(dirname "$0")/s3_mounts"
+# shellcheck source=infra/plan/nodes/signed.sh
+source "$(dirname "$0")/signed.sh"
 version=1.24.0
 release=https://s3.amazonaws.com/mountpoint-s3-release
 # AWS's key since its older one expired, a month before this version:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mountpoint-installation.html#mountpoint-install-verify
 key=8AEFE705EBE329C0948C75A66F1C3B3AEF4B030B
-
-say() {
-  printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
-}
-
-fetch() {
-  if ! curl -fsS --retry 8 --retry-delay 5 --max-time 120 -o "$2" "$1"; then
-    say "cannot download $1; fix: let nodes reach it, or take an image with mount-s3"
-    return 1
-  fi
-}
-
-# The file of keys comes from where the package comes from: only the fingerprint says whose they are. The last word of VALIDSIG
-# is that of the primary key.
-is_signed() {
-  local folder="$1" package="$2" status signer
-  export GNUPGHOME="$folder"
-  gpg --batch --quiet --import "$folder/KEYS"
-  status="$(gpg --batch --status-fd 1 --verify "$package.asc" "$package" 2>/dev/null)" || return 1
-  signer="$(sed -n 's/^\[GNUPG:\] VALIDSIG .* //p' <<<"$status")"
-  [[ "$status" != *REVKEYSIG* && "$signer" == "$key" ]]
-}
 
 install_client() {
   local folder="$1" machine kind=rpm package
@@ -42,10 +22,10 @@ install_client() {
   fi
   package="mount-s3-$version-${machine/aarch64/arm64}.$kind"
   say "no mount-s3 in this image: installing $package"
-  fetch "$release/public_keys/KEYS" "$folder/KEYS"
-  fetch "$release/$version/${machine/aarch64/arm64}/$package" "$folder/$package"
-  fetch "$release/$version/${machine/aarch64/arm64}/$package.asc" "$folder/$package.asc"
-  if ! is_signed "$folder" "$folder/$package"; then
+  fetch "$release/public_keys/KEYS" "$folder/KEYS" mount-s3
+  fetch "$release/$version/${machine/aarch64/arm64}/$package" "$folder/$package" mount-s3
+  fetch "$release/$version/${machine/aarch64/arm64}/$package.asc" "$folder/$package.asc" mount-s3
+  if ! is_signed "$folder" "$folder/KEYS" "$folder/$package.asc" "$folder/$package" "$key"; then
     say "$package is not signed by AWS's key for Mountpoint, and is not installed; fix: take an image with mount-s3"
     return 1
   fi

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from infra.config import ClusterSpec
 from infra.plan.place import PRIVATE_RANGES, dns_suffix, partition_of
+from infra.plan.watch.logs import carries_logs
 
 ALWAYS_DIRECT = ("localhost", "127.0.0.1", "169.254.169.254", "169.254.170.2", "169.254.170.23", ".internal")
 """Metadata, credentials of containers and of pods (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-how-it-works.html),
@@ -17,6 +18,8 @@ and the names that EC2 gives to nodes."""
 SERVICES = ("containerd", "docker", "kubelet", "snapd")
 SSM = ("amazon-ssm-agent", "snap.amazon-ssm-agent.amazon-ssm-agent")
 """The unit's name as a package and as a snap."""
+LOGS = ("amazon-cloudwatch-agent",)
+"""On HyperPod it is one of the service's own agents."""
 ENVIRONMENT = "etc/lustrain/proxy.env"
 
 
@@ -54,7 +57,7 @@ def files(spec: ClusterSpec, region: str) -> Mapping[str, bytes]:
     if not variables:
         return {}
     lines = "".join(f"{name}={value}\n" for name, value in variables.items())
-    units = (*SERVICES, *(SSM if spec.backend == "ec2" else ()))
+    units = (*SERVICES, *((*SSM, *(LOGS if carries_logs(spec) else ())) if spec.backend == "ec2" else ()))
     dropin = f"[Service]\nEnvironmentFile=-/{ENVIRONMENT}\n"
     apt = "".join(f'Acquire::{kind}::Proxy "{variables[f"{kind}_proxy"]}";\n' for kind in ("http", "https"))
     texts = {

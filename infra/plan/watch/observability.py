@@ -14,6 +14,7 @@ from infra.config import ClusterSpec, Group
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage.lustre import lustre_plan
 from infra.plan.watch.interruptions import dead_letters_name, queue_name
+from infra.plan.watch.logs import LogGroupPlan, carries_logs, log_groups
 
 LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 """The retention that CloudWatch Logs knows
@@ -33,6 +34,8 @@ COUNTED_GROUPS = 9
 HOME_FULL_PERCENT = 85
 BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
 """What first_boot.sh counts, in a namespace that the node role may write to."""
+STALLED_MINUTES = 3
+"""A single late line is no alarm."""
 HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"
 """Where HyperPod nodes may put metrics, as the managed policy of their role allows."""
 
@@ -88,7 +91,7 @@ class ObservabilityPlan:
     """Name of the dashboard: dashboards belong to the account, not to a region, and a second one of a name overwrites the
     first (https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutDashboard.html)."""
     region: str
-    log_group: str
+    log_groups: tuple[LogGroupPlan, ...]
     log_days: int
     alarms: tuple[Alarm, ...]
     alarm_arns: tuple[str, ...]
@@ -108,6 +111,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         *_home_alarms(spec),
         *(_incomplete_group_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
         *([] if spec.hyperpod else [_boot_alarm(spec)]),
+        *([_stalled_alarm(spec)] if carries_logs(spec) else []),
         *([_controller_alarm(spec)] if spec.controller else []),
         *_nat_alarms(spec),
         _dead_letters_alarm(spec),
@@ -118,7 +122,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         name=spec.name,
         board=f"{spec.name}-{place.region}",
         region=place.region,
-        log_group=f"/lustrain/{spec.name}/train",
+        log_groups=log_groups(spec),
         log_days=log_days(spec.observability.log_days),
         alarms=alarms,
         alarm_arns=tuple(place.arn("cloudwatch", f"alarm:{alarm.name}") for alarm in alarms),
@@ -288,6 +292,29 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
     )
 
 
+def _stalled_alarm(spec: ClusterSpec) -> Alarm:
+    """Return the alarm on a run that makes no step, by what its rank 0 sends each minute (`trainer.metrics.emf`).
+
+    Of several runs the slowest counts. Where no run is, there are no data, which is right; the same silence hides a run whose
+    rank 0 is gone: its launcher, and for nodes the alarms on groups, notice that.
+    """
+    limit = spec.alarms.stalled_minutes
+    return Alarm(
+        name=f"{spec.name}-run-stalled",
+        subject="cluster",
+        description=(
+            f"A run has made no step for {limit} minutes; its nodes are billed meanwhile. First: `fab status RUN` says where "
+            f"it stands, and `fab logs RUN` what it printed last. If a compilation or an evaluation takes {limit} minutes, set "
+            "alarms.stalled_minutes to more"
+        ),
+        metrics=(Metric("since", "Lustrain", "seconds_since_step", "Maximum", "Cluster"),),
+        expression="since / 60",
+        label="minutes since the last step of a run",
+        threshold=limit,
+        periods=STALLED_MINUTES,
+    )
+
+
 def _controller_alarm(spec: ClusterSpec) -> Alarm:
     """Return the alarm on the controller's machine: EC2 recovers it from faulty hardware by itself within minutes, and not from
     what its own system does (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html)."""
@@ -395,6 +422,11 @@ def dashboard(plan: ObservabilityPlan, ids: Mapping[str, Any]) -> dict[str, Any]
         ["AWS/S3", "BucketSizeBytes", "StorageType", "StandardStorage", "BucketName", name] for name in plan.buckets
     ]
     widgets.append(_graph(plan, "Bytes in buckets, S3 Standard", sizes, "Average", 24 * HOUR))
+    if plan.log_groups:
+        for title, name in (("Tokens per second", "tokens_per_second"), ("Goodput", "goodput_ratio")):
+            # A run has a name that is not known here.
+            query = f"SEARCH('{{Lustrain,Cluster,Run}} Cluster=\"{plan.name}\" MetricName=\"{name}\"', 'Average', 60)"
+            widgets.append(_graph(plan, f"{title} of runs", [[{"expression": query}]], "Average"))
     if plan.hyperpod:
         search = f"SEARCH('Namespace=\"{HYPERPOD_NAMESPACE}\" {plan.name}', 'Average', 300)"
         widgets.append(_graph(plan, "What HyperPod nodes report", [[{"expression": search}]], "Average", 300))

@@ -9,6 +9,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import COST_TAG
 from infra.plan.watch.interruptions import queue_name
+from infra.plan.watch.logs import log_groups
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
 from infra.preflight.rules.buckets import KEYS
@@ -72,11 +73,15 @@ def _foreign_queue_and_logs(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
     answer = answered(ABSENT, aws.sqs.get_queue_url, QueueName=queue)
     if answer and not _ours(spec, aws.sqs.list_queue_tags(QueueUrl=answer["QueueUrl"]).get("Tags", {})):
         yield f"queue {queue}"
-    prefix = f"/lustrain/{spec.name}/"
-    pages = aws.logs.get_paginator("describe_log_groups").paginate(logGroupNamePrefix=prefix)
-    for group in (group for page in pages for group in page["logGroups"]):
-        if not _ours(spec, aws.logs.list_tags_for_resource(resourceArn=group["logGroupArn"])["tags"]):
-            yield f"log group {group['logGroupName']}"
+    own, made = f"/lustrain/{spec.name}/", {group.name for group in log_groups(spec)}
+    # Those of EKS have the names that its add-on gives them, among others that the stack does not make.
+    for prefix in dict.fromkeys([own, *(f"{name.rpartition('/')[0]}/" for name in sorted(made))]):
+        pages = aws.logs.get_paginator("describe_log_groups").paginate(logGroupNamePrefix=prefix)
+        for group in (group for page in pages for group in page["logGroups"]):
+            name = group["logGroupName"]
+            is_taken = prefix == own or name in made
+            if is_taken and not _ours(spec, aws.logs.list_tags_for_resource(resourceArn=group["logGroupArn"])["tags"]):
+                yield f"log group {name}"
 
 
 def _by_key(tags: Iterable[Any]) -> dict[str, str]:

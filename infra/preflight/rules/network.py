@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.network.endpoints import needed_services
+from infra.plan.network.endpoints import KEYS_REGION, needed_services
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.place import host
+from infra.plan.watch.logs import carries_logs
 from infra.preflight.rule import Context, Family, Problems, groups, listed
 
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
@@ -307,6 +308,26 @@ def ssh_without_key(spec: ClusterSpec, context: Context) -> Problems:
         yield finding(
             "access.ssh_key", "no key of yours is on the nodes", "name a key pair, or remove network.allow_from"
         )
+
+
+@RULES.add(
+    "NET-028",
+    "In a closed network nodes get the CloudWatch agent's package and its key, or have the agent in their image.",
+    "https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/verify-CloudWatch-Agent-Package-Signature.html",
+    level="warning",
+)
+def agent_key(spec: ClusterSpec, context: Context) -> Problems:
+    """HyperPod's images have the agent, EKS gets it as an add-on, and of the package for x86_64 nodes know the digest."""
+    elsewhere = context.region is not None and context.region != KEYS_REGION
+    kinds = [spec.type_of(group) for group in spec.all_groups]
+    arm = any(kind and kind.architecture == "arm64" for kind in kinds)
+    if arm and elsewhere and spec.network.closed and spec.backend == "ec2" and carries_logs(spec):
+        message = (
+            f"arm64 nodes get the CloudWatch agent from S3 of {context.region}, but the key of its package is published in "
+            f"{KEYS_REGION}, which they may not reach: without the agent in their image their logs stay on them"
+        )
+        fix = "take an image that has the agent, or set observability.logs: false"
+        yield finding("network.closed", message, fix)
 
 
 def _most_addresses(spec: ClusterSpec) -> int:
