@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from infra.catalog.instances import Instance, instance
 from infra.catalog.kubernetes import NEWEST
@@ -32,6 +32,8 @@ CONTROLLER = "controller"
 """Group of Slurm's controller on EC2."""
 CONTROLLER_ROOT_GIB = 100
 """The root disk: the image, logs, and what people put into their homes where none are shared."""
+MONITOR = "monitor"
+"""Name of the machine that scrapes a cluster's nodes."""
 
 Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2"]
 DraEvent = Literal["NEW", "CHANGED", "DELETED"]
@@ -263,13 +265,41 @@ class Alarms(Section):
     """A run that has made no step for so long stands still; more than the longest evaluation, compilation and save."""
 
 
+class Monitor(Section):
+    """The machine that scrapes the cluster's nodes: on demand, without an open port, with a data volume that outlives it."""
+
+    type: TypeName = "m7i.large"
+    disk_gib: Annotated[int, Field(ge=10, le=16384)] = 50
+    """Volume of Prometheus' and Grafana's data: gp3's limit. It can grow, never shrink."""
+    retention_days: Days = 30
+    """How long Prometheus keeps what it scraped, unless the volume fills before. With `amp` the workspace keeps it instead,
+    150 days unless you set another
+    (https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-workspace-configuration.html)."""
+    image_id: Annotated[str, id_of("ami", "an image")] | None = None
+    """Default: Ubuntu 24.04 for the type's architecture."""
+
+
 class Observability(Section):
     logs: bool = True
     """Carry logs of nodes and runs, and the progress of runs, to CloudWatch Logs. An existing EKS cluster does that only with
     the add-on amazon-cloudwatch-observability among `eks.existing.addons`."""
     log_days: Days = 30
     dashboard: bool = True
-    prometheus: bool = False
+    prometheus: Literal["none", "self", "amp"] = "none"
+    """`self`: Prometheus with alert rules on the monitor. `amp`: the monitor scrapes, a workspace of Amazon Managed Service for
+    Prometheus keeps and judges. With `hyperpod-eks` there is no monitor: AWS's add-on scrapes into the workspace."""
+    grafana: Literal["none", "self", "managed"] = "none"
+    """`self`: on the monitor. `managed` is refused by rule OBS-002."""
+    monitor: Monitor = Monitor()
+
+    @field_validator("prometheus", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any) -> Any:
+        """Refuse the switch that it was once, with what to write instead."""
+        if isinstance(value, bool):
+            fix = "amp, which true once meant" if value else "none"
+            raise ValueError(f"is no switch; allowed: none, self, amp; fix: {fix}")
+        return value
 
 
 class Access(Section):
@@ -431,6 +461,8 @@ class Eks(Section):
     """An existing role for the pods of the training operator."""
     logs_role: RoleArn | None = None
     """An existing role for the pods that carry logs to CloudWatch."""
+    metrics_role: RoleArn | None = None
+    """An existing role for the pods of the observability add-on, which comes with `observability.prometheus: amp`."""
     karpenter_role: RoleArn | None = None
     """An existing role with which HyperPod's Karpenter adds and removes nodes."""
 
@@ -501,6 +533,22 @@ class ClusterSpec(Section):
     def all_groups(self) -> tuple[Group, ...]:
         """The groups, and the controller as one more."""
         return (*self.groups, *filter(None, [self.controller]))
+
+    @property
+    def monitor(self) -> Group | None:
+        """The machine that scrapes the nodes, as a group of one; it is no node of the cluster and not among `all_groups`."""
+        if self.observability.prometheus == "none" or self.backend == "hyperpod-eks":
+            return None
+        wanted = self.observability.monitor
+        return Group(
+            name=MONITOR,
+            role="login",
+            instance_type=wanted.type,
+            count=1,
+            image_id=wanted.image_id,
+            threads_per_core=2,
+            efa=False,
+        )
 
     def zone_of(self, group: Group) -> str:
         return group.zone_id or self.zone_id

@@ -114,7 +114,8 @@ def deployer_policy(flags: InAccount) -> TaskResult:
 @dataclass(frozen=True)
 class NodePolicy(InAccount):
     role: str = flag(
-        "node", "whose: node, or with HyperPod on EKS eks-cluster, fsx-csi, train-operator, logs or karpenter"
+        "node",
+        "whose: node, monitor, or on EKS eks-cluster, fsx-csi, train-operator, hyperpod-metrics, logs or karpenter",
     )
 
 

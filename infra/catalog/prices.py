@@ -32,17 +32,18 @@ HOURS = {"hour": 1, "month": HOURS_A_MONTH}
 
 @dataclass(frozen=True)
 class Price:
-    """USD `per` hour, month or GB of one thing; `region` is where it holds, `date` and `source` say whose list it is."""
+    """USD `per` hour, month, GB or 10 million samples of one thing; `region` is where it holds, `date` and `source` say whose
+    list it is."""
 
     usd: float
-    per: Literal["hour", "month", "GB"]
+    per: Literal["hour", "month", "GB", "10M samples"]
     region: str
     date: str
     source: str
 
     @property
     def usd_hour(self) -> float:
-        """The price of an hour of a thing that is billed by time; KeyError for one billed by the GB."""
+        """The price of an hour of a thing that is billed by time; KeyError for one billed by its use."""
         return self.usd / HOURS[self.per]
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.nodes.bundle import HOME_DNS, HOME_MOUNT, Bundle, BundleFile
+from infra.plan.nodes.bundle import Bundle, BundleFile
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
 from node_setup.pack import BUILD
@@ -31,17 +33,14 @@ class LifecycleBundle(pulumi.ComponentResource):
         bundle: Bundle,
         bucket: pulumi.Input[str],
         *,
-        home_dns: pulumi.Output[str] | None = None,
+        later: Mapping[str, pulumi.Output[str]] = MappingProxyType({}),
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`home_dns` is for a bundle that mounts homes."""
+        """`later` has what is known after the deployment only, by what stands for it in generated files."""
         super().__init__("lustrain:infra:LifecycleBundle", name, None, opts)
         for file in bundle.files:
-            text, asset = None, None
-            if file.path == HOME_MOUNT and home_dns is not None:
-                before, after = file.content.decode("ascii").split(HOME_DNS)
-                text = pulumi.Output.concat(before, home_dns, after)
-            else:
+            text, asset = _completed(file, later), None
+            if text is None:
                 asset = pulumi.FileAsset(str(file.source or written(file)))
             aws.s3.BucketObjectv2(
                 f"{name}-{bundle.sha}-{file.path}",
@@ -55,6 +54,15 @@ class LifecycleBundle(pulumi.ComponentResource):
         self.sha = bundle.sha
         self.uri = pulumi.Output.format("s3://{0}/{1}", bucket, bundle.prefix)
         self.register_outputs({"uri": self.uri})
+
+
+def _completed(file: BundleFile, later: Mapping[str, pulumi.Output[str]]) -> pulumi.Output[str] | None:
+    """Return the content with what `later` knows; None for a file in which nothing stands for that."""
+    for placeholder, value in later.items():
+        if file.source is None and placeholder.encode() in file.content:
+            parts = file.content.decode("utf-8").split(placeholder)
+            return value.apply(lambda known, parts=parts: known.join(parts))  # type: ignore[misc]
+    return None
 
 
 def written(file: BundleFile, folder: Path = FOLDER) -> Path:

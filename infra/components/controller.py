@@ -8,9 +8,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.auto_scaling import FoundImage
-from infra.plan.nodes.auto_scaling import HOP_LIMIT
-from infra.plan.nodes.controller import RECOVERY_DAYS, STATE_DEVICE, ControllerPlan
-from infra.plan.nodes.user_data import SlurmIds, encoded
+from infra.components.machine import data_volume, instance
+from infra.plan.nodes.controller import RECOVERY_DAYS, ControllerPlan
+from infra.plan.nodes.user_data import SlurmIds
 
 
 class ControllerState(pulumi.ComponentResource):
@@ -41,16 +41,7 @@ class ControllerState(pulumi.ComponentResource):
             tags=plan.tags,
             opts=ours,
         )
-        zone = aws.get_availability_zone_output(zone_id=plan.zone_id, opts=pulumi.InvokeOutputOptions(parent=self))
-        volume = aws.ebs.Volume(
-            f"{name}-state",
-            availability_zone=zone.name,
-            type="gp3",
-            size=plan.state_gib,
-            encrypted=True,
-            tags={**plan.tags, "Name": f"{name}-state"},
-            opts=pulumi.ResourceOptions(parent=self, protect=True, retain_on_delete=True),
-        )
+        volume = data_volume(f"{name}-state", plan, self)
         secret = aws.secretsmanager.Secret(
             plan.secret,
             description=f"munge key of {name}, which makes it",
@@ -81,46 +72,18 @@ class Controller(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:Controller", name, None, opts)
-        kept = [] if plan.image.id else ["ami"]
-        instance = aws.ec2.Instance(
-            f"{name}-instance",
-            ami=image.id,
-            instance_type=plan.group.ec2_type,
-            key_name=plan.key_name,
-            iam_instance_profile=instance_profile_arn.apply(lambda arn: arn.rpartition("/")[2]),
-            # The newer `primary_network_interface` is unknown to provider 5, which the tests' engine has.
-            network_interfaces=[
-                aws.ec2.InstanceNetworkInterfaceArgs(device_index=0, network_interface_id=state.interface_id)
-            ],
-            metadata_options=aws.ec2.InstanceMetadataOptionsArgs(
-                http_endpoint="enabled",
-                http_tokens="required",
-                http_put_response_hop_limit=HOP_LIMIT,
-                instance_metadata_tags="enabled",
-            ),
-            root_block_device=aws.ec2.InstanceRootBlockDeviceArgs(
-                volume_type="gp3",
-                volume_size=plan.group.root_volume_gib,
-                encrypted=True,
-                delete_on_termination=True,
-                tags=plan.tags,
-            ),
-            user_data_base64=user_data.apply(encoded),
-            user_data_replace_on_change=True,
-            tags=plan.tags,
-            # The interface and the volume are on one instance at a time.
-            opts=pulumi.ResourceOptions(
-                parent=self, depends_on=list(depends_on), ignore_changes=kept, delete_before_replace=True
-            ),
+        # The newer `primary_network_interface` is unknown to provider 5, which the tests' engine has.
+        interface = aws.ec2.InstanceNetworkInterfaceArgs(device_index=0, network_interface_id=state.interface_id)
+        made = instance(
+            name,
+            plan,
+            self,
+            image_id=image.id,
+            instance_profile_arn=instance_profile_arn,
+            user_data=user_data,
+            volume=(f"{name}-state", state.volume_id),
+            network={"network_interfaces": [interface]},
+            depends_on=depends_on,
         )
-        aws.ec2.VolumeAttachment(
-            f"{name}-state",
-            device_name=STATE_DEVICE,
-            instance_id=instance.id,
-            volume_id=state.volume_id,
-            # A stopped machine has unmounted it.
-            stop_instance_before_detaching=True,
-            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
-        )
-        self.instance_id = instance.id
+        self.instance_id = made.id
         self.register_outputs({"instance_id": self.instance_id})

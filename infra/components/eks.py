@@ -9,8 +9,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.auto_scaling import refusal
+from infra.components.workspace import Workspace
 from infra.config import ClusterSpec
-from infra.plan.nodes.eks import EXISTING, Addon, ControlPlane, EksPlan, unfit
+from infra.plan.nodes.eks import EXISTING, Addon, ControlPlane, EksPlan, unfit, workspace_values
 from lustrain.problem import UserError, problem
 
 
@@ -152,10 +153,11 @@ class NodeAddons(pulumi.ComponentResource):
         plan: EksPlan,
         cluster_name: pulumi.Input[str],
         depends_on: Sequence[pulumi.Resource],
+        workspace: Workspace | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:NodeAddons", name, None, opts)
-        _make(self, name, plan.addons_after_nodes, cluster_name, depends_on)
+        _make(self, name, plan.addons_after_nodes, cluster_name, depends_on, workspace)
         self.register_outputs({})
 
 
@@ -165,10 +167,16 @@ def _make(
     addons: Sequence[Addon],
     cluster_name: pulumi.Input[str],
     depends_on: Sequence[pulumi.Resource],
+    workspace: Workspace | None = None,
 ) -> list[pulumi.Resource]:
     made: dict[str, pulumi.Resource] = {}
+    of_workspace = None
+    if workspace:
+        known = pulumi.Output.all(workspace.arn, workspace.endpoint)
+        of_workspace = known.apply(lambda pair: json.dumps(workspace_values(*pair), sort_keys=True))
     for addon in addons:
         first = [made[other] for other in addon.after if other in made]
+        own = json.dumps(addon.values, sort_keys=True) if addon.values else None
         made[addon.name] = aws.eks.Addon(
             f"{name}-{addon.name}",
             cluster_name=cluster_name,
@@ -176,7 +184,7 @@ def _make(
             resolve_conflicts_on_create=addon.on_create,
             resolve_conflicts_on_update=addon.on_update,
             preserve=addon.preserve or None,
-            configuration_values=json.dumps(addon.values, sort_keys=True) if addon.values else None,
+            configuration_values=of_workspace if addon.workspace else own,
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 depends_on=[*first, *depends_on],

@@ -11,6 +11,7 @@ from infra.components.interruptions import Interruptions
 from infra.components.network import Endpoints, Network
 from infra.components.roles import Roles
 from infra.components.security import SecurityGroups
+from infra.plan.nodes.bundle import HOME_DNS
 from infra.plan.stack import Plan
 from infra.plan.storage.home import EfsPlan
 
@@ -27,8 +28,8 @@ class Foundation:
         self.buckets = Buckets(name, plan.buckets)
         self.lustre = self._lustre(plan)
         self.home = self._home(plan)
-        home_dns = self.home.dns_name if self.home else None
-        self.bundle = LifecycleBundle(name, plan.bundle, self.buckets.names["lifecycle"], home_dns=home_dns)
+        later = {HOME_DNS: self.home.dns_name} if self.home else {}
+        self.bundle = LifecycleBundle(name, plan.bundle, self.buckets.names["lifecycle"], later=later)
         self.channel = Interruptions(name, plan.channel)
         self.repository = ImageRepository(name, plan.repository)
 

@@ -16,7 +16,6 @@ class Observability(pulumi.ComponentResource):
 
     log_group: pulumi.Output[str] | None
     """For what launchers and ranks print; None where logs are not carried."""
-    prometheus_endpoint: pulumi.Output[str] | None
 
     def __init__(
         self,
@@ -29,12 +28,14 @@ class Observability(pulumi.ComponentResource):
         nat_gateway_id: pulumi.Output[str] | None,
         topic_arn: pulumi.Input[str],
         controller_id: pulumi.Output[str] | None = None,
+        monitor_id: pulumi.Output[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:Observability", name, None, opts)
         self._ours = pulumi.ResourceOptions(parent=self)
         known = {"cluster": plan.name, "queue": plan.queue, "dead letters": plan.dead_letters}
-        subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id, "controller": controller_id}
+        subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id}
+        subjects |= {"controller": controller_id, "monitor": monitor_id}
         subjects |= {subject: pulumi.Output.from_input(value) for subject, value in known.items()}
         subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
         ids = {subject: id_ for subject, id_ in subjects.items() if id_ is not None}
@@ -50,7 +51,6 @@ class Observability(pulumi.ComponentResource):
         if plan.dashboard:
             self._dashboard(name, plan, ids)
         self.log_group = groups["train"].name if groups else None
-        self.prometheus_endpoint = self._prometheus(name, plan) if plan.prometheus else None
         self.register_outputs({"log_group": self.log_group})
 
     def _alarm(
@@ -82,9 +82,6 @@ class Observability(pulumi.ComponentResource):
     def _dashboard(self, name: str, plan: ObservabilityPlan, ids: Mapping[str, pulumi.Output[str]]) -> None:
         body = pulumi.Output.json_dumps(dashboard(plan, ids))
         aws.cloudwatch.Dashboard(f"{name}-dashboard", dashboard_name=plan.board, dashboard_body=body, opts=self._ours)
-
-    def _prometheus(self, name: str, plan: ObservabilityPlan) -> pulumi.Output[str]:
-        return aws.amp.Workspace(f"{name}-metrics", alias=plan.name, opts=self._ours).prometheus_endpoint
 
 
 class Budget(pulumi.ComponentResource):

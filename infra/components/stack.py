@@ -15,9 +15,11 @@ from infra.components.controller import Controller, ControllerState
 from infra.components.eks import EksCluster, NodeAddons, look_up_plane
 from infra.components.foundation import Foundation
 from infra.components.hyperpod import HyperPod
+from infra.components.monitor import Monitor
 from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
-from infra.config import CONTROLLER, ClusterSpec, Group, parse
+from infra.components.workspace import Workspace
+from infra.config import CONTROLLER, MONITOR, ClusterSpec, Group, parse
 from infra.plan.nodes.eks import KARPENTER_ROLE, ControlPlane
 from infra.plan.nodes.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.nodes.user_data import user_data
@@ -98,8 +100,12 @@ def build(plan: Plan) -> dict[str, Any]:
     images = {node_group.group: look_up(node_group.group, node_group.image) for node_group in plan.node_groups}
     if plan.controller:
         images[plan.controller.group.name] = look_up(plan.controller.group.name, plan.controller.image)
+    if plan.monitor:
+        images[plan.monitor.group.name] = look_up(plan.monitor.group.name, plan.monitor.image)
     base = Foundation(plan)
-    nodes = _hyperpod(plan, base, plane) if plan.spec.hyperpod else _node_groups(plan, base, images)
+    workspace = Workspace(plan.spec.name, found) if (found := plan.observability.workspace) else None
+    nodes = _hyperpod(plan, base, plane, workspace) if plan.spec.hyperpod else _node_groups(plan, base, images)
+    monitor = _monitor(plan, base, images, workspace)
     watch = Observability(
         plan.spec.name,
         plan.observability,
@@ -109,6 +115,7 @@ def build(plan: Plan) -> dict[str, Any]:
         nat_gateway_id=base.network.nat_gateway_id,
         topic_arn=base.channel.topic_arn,
         controller_id=nodes.controller,
+        monitor_id=monitor.instance_id if monitor else None,
     )
     if plan.budget:
         Budget(plan.spec.name, plan.budget)
@@ -118,14 +125,35 @@ def build(plan: Plan) -> dict[str, Any]:
         "bundle": plan.bundle.sha,
         "firstSteps": "\n".join(first_steps(plan)),
         "teardown": "\n".join(teardown(plan)),
-        "prometheus": watch.prometheus_endpoint,
+        "prometheus": workspace.endpoint if workspace else None,
         "reservations": nodes.reservations or None,
         "fileSystem": base.lustre.id if base.lustre else None,
         "homeFileSystem": base.home.id if base.home else None,
         "controller": nodes.controller,
         "slurmState": nodes.controller_state.volume_id if nodes.controller_state else None,
+        "monitor": monitor.instance_id if monitor else None,
+        "monitorData": monitor.volume_id if monitor else None,
+        "open": monitor.pages or None if monitor else None,
     }
     return {name: value for name, value in outputs.items() if value is not None}
+
+
+def _monitor(
+    plan: Plan, base: Foundation, images: Mapping[str, FoundImage], workspace: Workspace | None
+) -> Monitor | None:
+    if plan.monitor is None:
+        return None
+    return Monitor(
+        plan.monitor,
+        plan,
+        image=images[plan.monitor.group.name],
+        subnet_id=base.network.compute_subnet_id,
+        security_group_ids=[base.security.ids["monitor"]],
+        instance_profile_arn=base.roles.profile_arns[MONITOR],
+        lifecycle_bucket=base.buckets.names["lifecycle"],
+        workspace=workspace,
+        depends_on=base.ready,
+    )
 
 
 def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
@@ -188,7 +216,7 @@ def _controller_state(plan: Plan, base: Foundation, security_groups: Sequence[Te
     )
 
 
-def _hyperpod(plan: Plan, base: Foundation, plane: ControlPlane | None) -> Nodes:
+def _hyperpod(plan: Plan, base: Foundation, plane: ControlPlane | None, workspace: Workspace | None) -> Nodes:
     spec, eks = plan.spec, _eks(plan, base, plane)
     # Ours and an existing control plane have no other group in common.
     joins = [plane.security_group_id] if plane else []
@@ -210,7 +238,7 @@ def _hyperpod(plan: Plan, base: Foundation, plane: ControlPlane | None) -> Nodes
         spec.name, desired_state(spec, refs), [*base.ready, *(eks.ready if eks else [])], protect=protected(spec)
     )
     if eks and plan.eks:
-        NodeAddons(f"{spec.name}-nodes", plan.eks, eks.name, made.ready)
+        NodeAddons(f"{spec.name}-nodes", plan.eks, eks.name, made.ready, workspace)
     return Nodes(
         hyperpod_name=made.name,
         hyperpod_id=made.id,

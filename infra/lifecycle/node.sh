@@ -2,7 +2,8 @@
 # What every node does at boot: on_init.sh, on_create.sh and the first boot of EC2 read this file and call `boot`
 # with the packed agent and the backend.
 # Running it again changes nothing. It reaches no network: what a node needs is in the image or in this bundle. Only mount_s3.sh
-# and logs.sh may, which clusters with storage.s3_mounts or observability.logs have.
+# and logs.sh may, which clusters with storage.s3_mounts or observability.logs have, and exporters.sh, which one with a monitor
+# has.
 set -euo pipefail
 
 # A test gives a folder that stands for /, and waits that do not wait.
@@ -12,6 +13,7 @@ flush_seconds="${LUSTRAIN_FLUSH_SECONDS:-60}"
 # The agent waits minutes for a lock or a mount; one that hangs would hold a machine that is billed.
 agent_seconds="${LUSTRAIN_AGENT_SECONDS:-900}"
 script_seconds="${LUSTRAIN_SCRIPT_SECONDS:-600}"
+exporters_seconds=300
 # HyperPod carries this file to the cluster's log group, stream LifecycleConfig/<group>/<instance>.
 log="$root/var/log/provision/provisioning.log"
 
@@ -177,6 +179,13 @@ run_agent() {
   return "$status"
 }
 
+# A node without them computes all the same; the dashboards' page of the cluster counts it among the targets that are down.
+exporters() {
+  if [[ -f "$1/exporters.sh" ]] && ! timeout --kill-after=30 "$exporters_seconds" bash "$1/exporters.sh"; then
+    say "WARNING: not all exporters run: the monitor does not see this node, or not its GPUs"
+  fi
+}
+
 # The user's script, once in a node's life and not at a later boot; where it fails, so does the node.
 user_script() {
   local script="$1/on_configured.sh" done="$root/var/lib/lustrain/on_configured.sh" status=0
@@ -224,6 +233,7 @@ boot() {
     if [[ "$backend" == eks ]]; then
       bash "$(dirname "$agent")/container_data.sh" "${disk#"$root"}"
     fi
+    exporters "$(dirname "$agent")"
     user_script "$(dirname "$agent")"
     say "end"
   } 2>&1 | tee -a "$log"

@@ -52,6 +52,8 @@ class Recorder(Mocks):
             return {"privateIp": "10.0.64.10"}
         if args.typ == "aws:efs/fileSystem:FileSystem":
             return {"dnsName": f"fs-mock.efs.{self.region}.amazonaws.com"}
+        if args.typ == "aws:amp/workspace:Workspace":
+            return {"prometheusEndpoint": f"https://aps-workspaces.{self.region}.amazonaws.com/workspaces/ws-mock/"}
         if args.typ == "aws:ecr/repository:Repository":
             return {"repositoryUrl": f"{ACCOUNT}.dkr.ecr.{self.region}.amazonaws.com/{name}"}
         if args.typ == "aws:ec2/launchTemplate:LaunchTemplate":

@@ -20,6 +20,7 @@ from infra.plan.nodes.auto_scaling import ROOT_IOPS, ROOT_MB_S
 from infra.plan.stack import Plan
 from infra.plan.storage.home import EfsPlan, OpenZfsPlan
 from infra.plan.storage.lustre import LustrePlan
+from infra.plan.watch.machine import ROOT_GIB
 
 BASE_IOPS, BASE_MB_S = 3000, 125
 """What every gp3 volume has without extra charge (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html)."""
@@ -115,7 +116,7 @@ def cost(plan: Plan) -> Cost:
     """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown."""
     spec, region = plan.spec, plan.place.region
     parts = [part for group in spec.groups for part in _group(spec, group, region)]
-    parts += _controller(spec, region)
+    parts += [*_controller(spec, region), *_monitor(plan, region)]
     if plan.lustre and not plan.lustre.existing:
         parts.append(_lustre(plan.lustre, region))
     if plan.home:
@@ -187,6 +188,19 @@ def _controller(spec: ClusterSpec, region: str) -> Iterator[Part]:
     what = f"{group.root_volume_gib} and {state} GiB of gp3, a secret"
     amounts = {"gp3-gb": group.root_volume_gib + state, "secret": 1}
     yield _part(region, f"{group.name} disks", what, amounts)
+
+
+def _monitor(plan: Plan, region: str) -> Iterator[Part]:
+    """Yield the monitor with its volumes, and the workspace, of which nothing is paid but what is written, kept and asked."""
+    if group := plan.spec.monitor:
+        kept = plan.spec.observability.monitor.disk_gib
+        yield _part(region, group.name, f"1 x {group.ec2_type}, Prometheus", {group.ec2_type: 1})
+        yield _part(region, f"{group.name} disks", f"{ROOT_GIB} and {kept} GiB of gp3", {"gp3-gb": ROOT_GIB + kept})
+    if plan.observability.workspace:
+        written = price("amp-samples", region)
+        note = f"{written.usd if written else '?'} USD for 10 million samples written, on top; less beyond 2 billion a month"
+        prices = tuple(filter(None, [written]))
+        yield Part("workspace", "Amazon Managed Service for Prometheus", 0.0, note, prices=prices)
 
 
 def _dearest(types: Sequence[str], region: str) -> str:

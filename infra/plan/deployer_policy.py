@@ -69,6 +69,8 @@ def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
         statements += _node_group(spec, place)
     else:
         statements += _hyperpod(spec, place)
+        statements += _launch(spec, place) if spec.monitor else ()
+    statements += _machines(spec, place) if spec.controller or spec.monitor else ()
     return document([*statements, *_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements)
 
 
@@ -122,7 +124,7 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     drop = "DeleteSecurityGroup RevokeSecurityGroupIngress RevokeSecurityGroupEgress"
     yield allow("GroupsMake", _named_actions("ec2", make), [groups, vpcs, place.arn("ec2", "security-group-rule/*")])
     yield allow("GroupsDrop", _named_actions("ec2", drop), groups, ours(spec))
-    kinds = dict.fromkeys((*NETWORK, *GROUPS, *(LAUNCH if spec.backend == "ec2" else ())))
+    kinds = dict.fromkeys((*NETWORK, *GROUPS, *(LAUNCH if spec.backend == "ec2" or spec.monitor else ())))
     tagged = [place.arn("ec2", f"{kind}/*") for kind in kinds if kind != "key-pair"]
     yield allow("Tag", ["ec2:CreateTags"], tagged)
     yield allow("Untag", ["ec2:DeleteTags"], tagged, ours(spec))
@@ -279,10 +281,26 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         money = "ModifyBudget ViewBudget TagResource UntagResource ListTagsForResource"
         arn = place.arn("budgets", f"budget/{spec.name}*", region="")
         yield allow("Budget", _named_actions("budgets", money), arn)
-    if spec.observability.prometheus:
-        yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
-        kept = "DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace TagResource UntagResource ListTagsForResource"
-        yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), ours(spec))
+    if spec.observability.prometheus == "amp":
+        yield from _workspace(spec, place)
+
+
+def _workspace(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonmanagedserviceforprometheus.html"""
+    yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
+    kept = """DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace DescribeLoggingConfiguration
+        TagResource UntagResource ListTagsForResource"""
+    rules = ""
+    if spec.monitor:
+        kept += """ CreateAlertManagerDefinition DescribeAlertManagerDefinition PutAlertManagerDefinition
+            DeleteAlertManagerDefinition"""
+        rules = """CreateRuleGroupsNamespace DescribeRuleGroupsNamespace PutRuleGroupsNamespace DeleteRuleGroupsNamespace
+            TagResource UntagResource ListTagsForResource"""
+    workspaces = place.arn("aps", "workspace/*")
+    yield allow("Prometheus", _named_actions("aps", kept), workspaces, ours(spec))
+    if rules:
+        namespaces = place.arn("aps", f"rulegroupsnamespace/*/{spec.name}")
+        yield allow("PrometheusRules", _named_actions("aps", rules), [workspaces, namespaces], ours(spec))
 
 
 def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
@@ -306,13 +324,20 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         yield allow("VolumeKeys", made if spec.hyperpod else [*made, *tried], keys)
 
 
-def _node_group(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+def _launch(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Yield what starts an instance."""
     arns = [place.arn("ec2", f"{kind}/*") for kind in LAUNCH]
     # One that another account shares has that account in its ARN.
     named = {group.capacity.reservation for group in spec.groups if group.capacity.reservation}
     arns += [place.arn("ec2", f"capacity-reservation/{reservation}", account="*") for reservation in named]
     # Auto Scaling tries the template with the caller's rights when a group is made.
     yield allow("Launch", ["ec2:RunInstances"], [*arns, place.arn("ec2", "image/*", account="")])
+    images = place.arn("ssm", "parameter/aws/service/*", account="")
+    yield allow("ImageIds", ["ssm:GetParameter", "ssm:GetParameters"], images)
+
+
+def _node_group(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    yield from _launch(spec, place)
     make = "CreateLaunchTemplate CreateLaunchTemplateVersion ModifyLaunchTemplate CreatePlacementGroup"
     kinds = [place.arn("ec2", f"{kind}/*") for kind in ("launch-template", "placement-group")]
     yield allow("TemplatesMake", _named_actions("ec2", make), kinds)
@@ -323,30 +348,28 @@ def _node_group(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         EnableMetricsCollection DisableMetricsCollection SetInstanceProtection"""
     groups = place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{spec.name}-*")
     yield allow("Gangs", _named_actions("autoscaling", group), groups)
-    images = place.arn("ssm", "parameter/aws/service/*", account="")
-    yield allow("ImageIds", ["ssm:GetParameter", "ssm:GetParameters"], images)
     if any(item.capacity.create for item in spec.groups):
         reserve = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation"
         yield allow("CapacityReserve", _named_actions("ec2", reserve), place.arn("ec2", "capacity-reservation/*"))
-    if spec.controller:
-        yield from _controller(spec, place)
 
 
-def _controller(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    """Yield what Slurm's controller takes. Its secret can be made and dropped, not read."""
+def _machines(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Yield what Slurm's controller and the monitor take. The controller's secret can be made and dropped, not read."""
     kinds = ("instance", "network-interface", "volume")
     arns = {kind: place.arn("ec2", f"{kind}/*") for kind in kinds}
     beside = [place.arn("ec2", "subnet/*"), place.arn("ec2", "security-group/*")]
     make = ["ec2:CreateNetworkInterface", "ec2:CreateVolume"]
-    yield allow("ControllerMake", make, [arns["network-interface"], arns["volume"], *beside])
+    yield allow("MachinesMake", make, [arns["network-interface"], arns["volume"], *beside])
     keep = """StartInstances StopInstances ModifyInstanceAttribute ModifyInstanceMetadataOptions
         ModifyNetworkInterfaceAttribute ModifyVolume AttachVolume DetachVolume
         TerminateInstances DeleteNetworkInterface DeleteVolume"""
-    yield allow("ControllerKeep", _named_actions("ec2", keep), list(arns.values()), ours(spec))
+    yield allow("MachinesKeep", _named_actions("ec2", keep), list(arns.values()), ours(spec))
     # The groups that an interface gets are resources of that call too.
-    yield allow("ControllerGroups", ["ec2:ModifyNetworkInterfaceAttribute"], place.arn("ec2", "security-group/*"))
+    yield allow("MachinesGroups", ["ec2:ModifyNetworkInterfaceAttribute"], place.arn("ec2", "security-group/*"))
     profiles = "AssociateIamInstanceProfile ReplaceIamInstanceProfileAssociation"
-    yield allow("ControllerProfile", _named_actions("ec2", profiles), arns["instance"], ours(spec))
+    yield allow("MachinesProfile", _named_actions("ec2", profiles), arns["instance"], ours(spec))
+    if not spec.controller:
+        return
     secret = place.arn("secretsmanager", f"secret:{secret_name(spec)}-*")
     actions = "CreateSecret DescribeSecret UpdateSecret DeleteSecret GetResourcePolicy TagResource UntagResource"
     yield allow("MungeKey", _named_actions("secretsmanager", actions), secret)

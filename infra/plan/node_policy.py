@@ -11,8 +11,11 @@ from infra.plan.nodes.controller import secret_name
 from infra.plan.place import COST_TAG, Place, bucket_names, ours, runs_uri
 from infra.plan.storage import s3_mounts
 from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
+from infra.plan.watch.interruptions import topic_name
 from infra.plan.watch.logs import WRITE as WRITE_LOGS
 from infra.plan.watch.logs import carries_logs, group_arns
+from infra.plan.watch.machine import settings
+from infra.plan.watch.monitor import monitor_actions
 
 READ = ("s3:GetObject",)
 WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
@@ -37,6 +40,26 @@ def controller_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
     """Return the statements of Slurm's controller: it boots like a node, reads and writes runs, and makes the munge key."""
     common = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     return [*common, *_munge_key(spec, place, READ_SECRET), *_munge_key(spec, place, WRITE_SECRET)]
+
+
+def monitor_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
+    """Return the statements of the monitor: its bundle, what its programs call, and the count of failed boots."""
+    bucket = bucket_names(spec, place).lifecycle
+    key = spec.buckets.kms_key
+    subjects: dict[str, tuple[str, dict[str, dict[str, str]]]] = {
+        "*": ("*", {}),
+        "topic": (place.arn("sns", topic_name(spec)), {}),
+        "workspace": (place.arn("aps", "workspace/*"), ours(spec)),
+        "hyperpod_cluster": (place.arn("sagemaker", "cluster/*"), ours(spec)),
+    }
+    rights = monitor_actions(settings(spec, place))
+    return [
+        allow("LifecycleList", ["s3:ListBucket"], place.bucket_arn(bucket)),
+        allow("LifecycleRead", READ, place.bucket_arn(bucket, "*")),
+        *([_bucket_key("BucketKey", key, place, place.region, written=False)] if key else []),
+        allow("Metrics", ["cloudwatch:PutMetricData"], "*", {"StringEquals": {"cloudwatch:namespace": "Lustrain"}}),
+        *(allow(right.sid, right.actions, *subjects[right.subject]) for right in rights),
+    ]
 
 
 def _munge_key(spec: ClusterSpec, place: Place, action: str) -> Iterator[Statement]:
@@ -114,8 +137,6 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         yield allow("Logs", WRITE_LOGS, group_arns(spec, place))
     namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
     yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
-    if spec.observability.prometheus:
-        yield allow("Prometheus", ["aps:RemoteWrite"], place.arn("aps", "workspace/*"), ours(spec))
 
 
 def _repositories(spec: ClusterSpec, place: Place) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
-from infra.plan.nodes.document import file_system, node_groups
+from infra.plan.nodes.document import file_system, node_groups, tuning
 from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
 from lustrain.cluster import Access, BucketNames, Capacity, Cluster, HomeSystem, Kubernetes, Nodes, S3Mount, Slurm
@@ -58,7 +58,7 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
             ssm_target=ssm_target(made.hyperpod_id) if made.hyperpod_id else "{instance_id}",
         ),
         groups=node_groups(spec),
-        tuning=spec.tuning,
+        tuning=tuning(spec),
         lustre=file_system(spec, made.lustre) if made.lustre else None,
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
         s3_mounts=tuple(S3Mount(path=one.path, bucket=one.bucket, prefix=one.prefix) for one in plan.s3_mounts),

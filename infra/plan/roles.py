@@ -11,10 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.config import CONTROLLER, ClusterSpec
+from infra.config import CONTROLLER, MONITOR, ClusterSpec
 from infra.plan.documents import Document, allow, document, trust
-from infra.plan.node_policy import controller_statements, node_statements
-from infra.plan.nodes.eks import CLUSTER_ROLE, CSI_ROLE, KARPENTER_ROLE, LOGS_ROLE, OPERATOR_ROLE, pod_identities
+from infra.plan.node_policy import controller_statements, monitor_statements, node_statements
+from infra.plan.nodes.eks import (
+    CLUSTER_ROLE,
+    CSI_ROLE,
+    KARPENTER_ROLE,
+    LOGS_ROLE,
+    METRICS_ROLE,
+    OPERATOR_ROLE,
+    pod_identities,
+)
 from infra.plan.place import Place, ours
 from infra.plan.watch.logs import WRITE, write_policy
 
@@ -53,6 +61,7 @@ EKS_ROLES = {
     CLUSTER_ROLE: "cluster_role",
     CSI_ROLE: "storage_role",
     OPERATOR_ROLE: "operator_role",
+    METRICS_ROLE: "metrics_role",
     KARPENTER_ROLE: "karpenter_role",
     LOGS_ROLE: "logs_role",
 }
@@ -61,11 +70,11 @@ EKS_ROLES = {
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     """`node` always; with a scheduler also `controller`, unless nodes have a role of the user's, which then is the controller's
-    too; with `hyperpod-eks` also one for the control plane that the stack makes, and for each chosen part that needs one."""
-    if spec.controller and spec.access.node_role is None:
-        return (node_role(spec, place), _controller(spec, place))
+    too; `monitor` where there is one; with `hyperpod-eks` also one for the control plane that the stack makes, and for each
+    chosen part that needs one."""
     if spec.backend != "hyperpod-eks":
-        return (node_role(spec, place),)
+        controller = [_controller(spec, place)] if spec.controller and spec.access.node_role is None else []
+        return (node_role(spec, place), *controller, *([_monitor(spec, place)] if spec.monitor else []))
     pods = {identity.role for identity in pod_identities(spec)}
     plans = [] if spec.eks.existing else [_eks_cluster(spec, place)]
     if CSI_ROLE in pods:
@@ -75,6 +84,8 @@ def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     if LOGS_ROLE in pods:
         policy = write_policy(spec, place)
         plans.append(_of_pods(spec, place, LOGS_ROLE, f"Logs of containers of {spec.name}", policy))
+    if METRICS_ROLE in pods:
+        plans.append(_metrics(spec, place))
     if spec.eks.karpenter:
         plans.append(_karpenter(spec, place))
     named = (replace(plan, existing=getattr(spec.eks, EKS_ROLES[plan.key])) for plan in plans)
@@ -160,6 +171,19 @@ def _controller(spec: ClusterSpec, place: Place) -> RolePlan:
     )
 
 
+def _monitor(spec: ClusterSpec, place: Place) -> RolePlan:
+    """Return the monitor's role; one of the user's for nodes (`access.node_role`) is not its."""
+    return _role(
+        spec,
+        MONITOR,
+        f"Prometheus and Grafana of {spec.name}",
+        trust("ec2"),
+        document(monitor_statements(spec, place)),
+        managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
+        instance_profile=True,
+    )
+
+
 def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:
     """Return the role of HyperPod's nodes.
 
@@ -195,6 +219,13 @@ def _train_operator(spec: ClusterSpec, place: Place) -> RolePlan:
         [allow("NodesLook", ["sagemaker:DescribeClusterNode"], place.arn("sagemaker", "cluster/*"), ours(spec))]
     )
     return _of_pods(spec, place, OPERATOR_ROLE, f"HyperPod training operator of {spec.name}", policy)
+
+
+def _metrics(spec: ClusterSpec, place: Place) -> RolePlan:
+    """Let the collector of AWS's add-on write to the cluster's workspace, and no logs: those are not its job here
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-observability-addon-troubleshooting.html)."""
+    policy = document([allow("Write", ["aps:RemoteWrite"], place.arn("aps", "workspace/*"), ours(spec))])
+    return _of_pods(spec, place, METRICS_ROLE, f"HyperPod's metrics of {spec.name}", policy)
 
 
 def _of_pods(spec: ClusterSpec, place: Place, key: str, description: str, policy: Document) -> RolePlan:

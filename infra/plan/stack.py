@@ -25,6 +25,7 @@ from infra.plan.storage.repository import RepositoryPlan, repository
 from infra.plan.storage.s3_mounts import S3MountPlan, s3_mounts
 from infra.plan.watch.budget import BudgetPlan, budget
 from infra.plan.watch.interruptions import ChannelPlan, channel
+from infra.plan.watch.machine import MonitorPlan, monitor
 from infra.plan.watch.observability import ObservabilityPlan, observability
 
 
@@ -103,6 +104,10 @@ class Plan:
     def controller(self) -> ControllerPlan | None:
         """Of Slurm, on EC2."""
         return controller(self.spec)
+
+    @cached_property
+    def monitor(self) -> MonitorPlan | None:
+        return monitor(self.spec, self.place)
 
     @cached_property
     def reservations(self) -> tuple[ReservationPlan, ...]:

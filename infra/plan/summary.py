@@ -24,6 +24,8 @@ def _groups(spec: ClusterSpec) -> Iterator[str]:
         yield f"{group.name}: {machines(group)}, {group.capacity.mode}{efa}"
     if controller := spec.controller:
         yield f"{controller.name}: {machines(controller)}, {controller.capacity.mode}, for Slurm"
+    if monitor := spec.monitor:
+        yield f"{monitor.name}: {machines(monitor)}, {monitor.capacity.mode}, for Prometheus"
 
 
 def machines(group: Group) -> str:

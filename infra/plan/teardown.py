@@ -9,6 +9,8 @@ from infra.plan.stack import Plan
 from infra.plan.storage.home import EfsPlan
 from infra.plan.storage.repository import url
 from infra.plan.watch.budget import ACTIVATE
+from infra.plan.watch.machine import forwarding
+from infra.plan.watch.monitor import PASSWORD
 
 CANCEL = (
     """for id in $(pulumi stack output reservations --json | tr '[]",' ' '); do """
@@ -34,12 +36,30 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
             "Submit jobs on Slurm's controller, which nodes join as they boot: "
             "aws ssm start-session --target $(pulumi stack output controller)"
         )
+    if plan.monitor:
+        lines += _pages(plan)
     if not spec.eks.existing and (commands := helm_commands(spec, plan.place)):
         lines.append(f"HyperPod wants its Helm chart before its nodes. Type in infra/, {helm_place(spec)}:")
         lines += [f"  {command}" for command in commands]
     if spec.backend == "hyperpod-eks" and spec.eks.karpenter:
         lines.append(f"Karpenter brings nodes once you have applied a HyperpodNodeClass and a NodePool: {KARPENTER}")
     return tuple(lines)
+
+
+def _pages(plan: Plan) -> list[str]:
+    """Return how to see what the monitor has, for which no port is open."""
+    assert plan.monitor is not None
+    lines = [
+        f"Open http://localhost:{port} while this runs: "
+        f"{forwarding('$(pulumi stack output monitor)', port, plan.place.region)}"
+        for port in plan.monitor.pages.values()
+    ]
+    if "grafana" in plan.monitor.pages:
+        lines.append(
+            f"Grafana's user is admin; its password, made on the machine: sudo grep PASSWORD {PASSWORD}, in "
+            "aws ssm start-session --target $(pulumi stack output monitor)"
+        )
+    return lines
 
 
 EXPORTS = (
@@ -128,6 +148,8 @@ def teardown(plan: Plan) -> tuple[str, ...]:
         )
     if plan.controller:
         lines.append("  Slurm's queue and jobs: aws ec2 delete-volume --volume-id $(pulumi stack output slurmState)")
+    if plan.monitor:
+        lines.append("  metrics and dashboards: aws ec2 delete-volume --volume-id $(pulumi stack output monitorData)")
     if not plan.repository.existing:
         name = plan.repository.name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")

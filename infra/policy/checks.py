@@ -94,6 +94,11 @@ def public_address(resource: Resource) -> Iterator[str]:
         yield f"asks for a public address on {len(interfaces)} interfaces; EC2 gives one to a single interface only"
 
 
+def public_machine(resource: Resource) -> Iterator[str]:
+    if resource.type == INSTANCE and is_true(resource.at("associatePublicIpAddress")):
+        yield "has a public address: it is on the internet, and so is what it serves where a rule lets it"
+
+
 def unprotected_data(resource: Resource) -> Iterator[str]:
     if resource.type in (LUSTRE, OPEN_ZFS, EFS, VOLUME, *BUCKETS) and not resource.protect:
         yield "holds data and is not protected: a replacement or `destroy` deletes it"

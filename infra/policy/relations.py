@@ -36,6 +36,8 @@ ACCESS_BLOCK = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
 ACCESS_BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
+ALERT_RULES = "aws:amp/ruleGroupNamespace:RuleGroupNamespace"
+ALERT_MANAGER = "aws:amp/alertManagerDefinition:AlertManagerDefinition"
 EFA_KINDS = ("efa", "efa-only")
 
 
@@ -118,6 +120,23 @@ def _open_to_s3(endpoint: Resource) -> Iterator[str]:
         everything = {"*", "s3:*"} & set(texts(statement.get("Action")))
         if everything and any_resource(statement) and not statement.get("Condition"):
             yield "allows everything on every bucket: from a network without another way out, data leaves through it"
+
+
+def silent_rules(resources: Sequence[Resource]) -> Iterator[Blame]:
+    """Yield rules of a workspace that has no alert manager: their alerts fire where nothing looks."""
+    managers = [one for one in resources if one.type == ALERT_MANAGER]
+    for rules in (one for one in resources if one.type == ALERT_RULES):
+        if is_unknown(rules.at("workspaceId")) and not rules.uses.get("workspaceId"):
+            continue
+        if not any(_same_workspace(one, rules) for one in managers):
+            yield rules, "evaluates alerts in a workspace without an alert manager, which sends them nowhere"
+
+
+def _same_workspace(one: Resource, other: Resource) -> bool:
+    mine, theirs = (item.at("workspaceId") for item in (one, other))
+    if not is_unknown(mine) and mine is not None and mine == theirs:
+        return True
+    return bool(one.uses.get("workspaceId", frozenset()) & other.uses.get("workspaceId", frozenset()))
 
 
 def deaf_groups(resources: Sequence[Resource]) -> Iterator[Blame]:

@@ -140,6 +140,13 @@ RESOURCE_RULES: tuple[Rule[OfResource], ...] = (
         "https://docs.aws.amazon.com/vpc/latest/userguide/vpc-ip-addressing.html",
         checks.public_subnet,
     ),
+    Rule(
+        "POL-021",
+        "a machine with a public address",
+        "leave associate_public_ip_address out and reach it through SSM",
+        f"{_EC2}/using-instance-addressing.html",
+        checks.public_machine,
+    ),
 )
 
 
@@ -178,6 +185,13 @@ STACK_RULES: tuple[Rule[OfStack], ...] = (
         "an s3.BucketPublicAccessBlock with all four set",
         "https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html",
         relations.unblocked_buckets,
+    ),
+    Rule(
+        "POL-022",
+        "alert rules that tell no one",
+        "an amp.AlertManagerDefinition for the same workspace, with an SNS topic",
+        "https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-alert-manager.html",
+        relations.silent_rules,
     ),
 )
 

@@ -21,6 +21,7 @@ from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.summary import machines
 from infra.plan.watch.logs import carries_logs
 from infra.preflight.change import Change, Effect, protected, shown
+from infra.preflight.explain_monitor import monitor, moved_monitor
 from infra.preflight.explain_scheduler import ANEW, INSTEAD, LOST, moved_controller, scheduler
 from infra.preflight.explain_storage import associations, file_system, home, objects, s3_mounts
 
@@ -79,6 +80,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         if getattr(before.existing, key, None) != getattr(after.existing, key, None):
             moved.append(f"network.existing.{key}")
     yield from moved_controller(old, moved)
+    yield from moved_monitor(old, moved)
     for path in moved:
         message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the nodes get a new subnet"
         instead = "make a second stack there, copy the data through S3, destroy the first"
@@ -438,6 +440,9 @@ _COVERED = (
     "eks",
     "slurm.accounting",
     "scheduler",
+    "observability.prometheus",
+    "observability.grafana",
+    "observability.monitor",
     "tuning",
     "access.admin_roles",
     "access.permissions_boundary",
@@ -471,6 +476,7 @@ _COMPARERS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     s3_mounts,
     _accounting,
     scheduler,
+    monitor,
     _kubernetes,
     objects,
     _roles,

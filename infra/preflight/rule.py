@@ -19,6 +19,7 @@ NO_ACCOUNT = "000000000000"
 """Stands in names and ARNs where the account is not known; as long as a real one."""
 CONTROLLER_PATH = "scheduler.controller"
 """In the config, where groups have `groups.0` and so on."""
+MONITOR_PATH = "observability.monitor"
 Problems = Iterable[Problem]
 Look = TypeVar("Look", bound=Callable[..., Problems])
 
@@ -151,7 +152,7 @@ class GroupType:
 
 
 def group_types(spec: ClusterSpec) -> Iterator[GroupType]:
-    """Yield every type that nodes may have, Slurm's controller on EC2 too; HyperPod's groups have one."""
+    """Yield every type that nodes may have, Slurm's controller on EC2 and the monitor too; HyperPod's groups have one."""
     for path, group in groups(spec):
         others = {} if spec.hyperpod else {f"other_types.{index}": kind for index, kind in enumerate(group.other_types)}
         for key, kind in {"instance_type": group.instance_type, **others}.items():
@@ -159,6 +160,8 @@ def group_types(spec: ClusterSpec) -> Iterator[GroupType]:
             yield GroupType(path, f"{path}.{key}", alone, spec.node_of(alone))
     if controller := spec.controller:
         yield GroupType(CONTROLLER_PATH, f"{CONTROLLER_PATH}.type", controller, spec.node_of(controller))
+    if monitor := spec.monitor:
+        yield GroupType(MONITOR_PATH, f"{MONITOR_PATH}.type", monitor, spec.node_of(monitor))
 
 
 def listed(values: Iterable[object]) -> str:

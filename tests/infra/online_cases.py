@@ -492,6 +492,13 @@ CASES = [
     Case("EC2-101", SPOT, [offered("use1-az1", "use1-az4")]),
     Case("EC2-101", SPOT, [offered("use1-az1")], TYPE),
     Case("EC2-101", SPOT, [offered()], TYPE),
+    Case(
+        "EC2-101",
+        SPOT,
+        [offered("use1-az4")],
+        "observability.monitor.type",
+        edits={"observability": {"prometheus": "self"}},
+    ),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1536)]),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1535)], "groups"),
     Case("EC2-102", SPOT, [quota("All P5 Spot Instance Requests", 9999)], "groups", "unknown"),

@@ -90,7 +90,7 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
         zone=draw(st.sampled_from([None, "use2-az3"])),
         network=draw(networks()),
         storage={"lustre": draw(LUSTRES), "home": draw(st.sampled_from([None, {}, {"type": "efs"}]))},
-        observability={"prometheus": draw(st.booleans())},
+        observability={"prometheus": draw(st.sampled_from(["none", "self", "amp"]))},
         buckets={"kms_key": draw(st.sampled_from([None, "alias/data", "1234abcd-12ab-34cd-56ef-1234567890ab"]))},
         eks={"existing": draw(st.sampled_from(there)), **{option: draw(st.booleans()) for option in options}},
         runs_uri=draw(st.sampled_from([None, "/fsx/runs/", "s3://team-runs/demo/", "s3://team-runs"])),

@@ -182,7 +182,8 @@ def test_nodes_wait_for_what_they_need_in_their_first_minute(spot: Registered, s
         needed = {
             f"{name}-{part}" for part in ("s3", "node", "system", "private-default", "cluster-ingress-all-cluster")
         }
-        assert needed | set(made.requests(OBJECT)) <= waits_for(made.only(kind))
+        bundle_of_nodes = {item for item in made.requests(OBJECT) if f"{name}-monitor-" not in item}
+        assert needed | bundle_of_nodes <= waits_for(made.only(kind))
 
 
 def test_an_image_that_was_looked_up_stays_and_one_that_was_named_follows_the_name(spot: Registered) -> None:
@@ -243,6 +244,7 @@ def test_an_aws_that_cannot_be_asked_where_we_are_stops_the_program_in_one_line(
 
 def test_the_bundle_lies_under_a_name_of_its_own_so_that_another_lies_beside_it(slurm: Registered) -> None:
     ours, objects = bundle(spec_of(SLURM, {})), slurm.of(OBJECT)
+    objects = {name: one for name, one in objects.items() if not name.startswith("llm-p5-monitor-")}
     assert set(objects) == {f"llm-p5-{ours.sha}-{file.path}" for file in ours.files}
     assert {one["key"]: one["sourceHash"] for one in objects.values()} == {
         ours.key(one): one.sha256 for one in ours.files
@@ -384,7 +386,7 @@ def test_an_existing_file_system_and_repository_are_passed_on_and_none_is_made()
 
 def test_prometheus_and_the_dashboard_are_made_where_they_are_wished(spot: Registered) -> None:
     board, metrics = "aws:cloudwatch/dashboard:Dashboard", "aws:amp/workspace:Workspace"
-    other = made_by(SPOT, observability={"dashboard": False, "prometheus": True})
+    other = made_by(SPOT, observability={"dashboard": False, "prometheus": "amp"})
     assert (spot.kinds & {board, metrics}, other.kinds & {board, metrics}) == ({board}, {metrics})
 
 
@@ -458,12 +460,12 @@ def test_every_role_that_the_program_declares_has_the_boundary(stack: str) -> No
 
 
 def test_an_existing_role_is_used_as_it_is_and_none_is_made_for_nodes() -> None:
-    edits = {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE}
+    edits = {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE, "observability": GONE}
     made, outputs = built(SPOT, edits, Aws("us-east-1"))
     assert not [kind for kind in made.kinds if kind.startswith("aws:iam/")]
     assert [one["iamInstanceProfile"] for one in made.of(TEMPLATE).values()] == [{"arn": PROFILE}]
     assert outputs["cluster"]["role_arn"] == NODE_ROLE
-    made = made_by(SLURM, **{"access.node_role": NODE_ROLE})
+    made = made_by(SLURM, **{"access.node_role": NODE_ROLE, "observability": GONE})
     assert not [kind for kind in made.kinds if kind.startswith("aws:iam/")]
     state = json.loads(made.of(CLUSTER)["llm-p5-cluster"]["desiredState"])
     assert {group["ExecutionRole"] for group in state["InstanceGroups"]} == {NODE_ROLE}

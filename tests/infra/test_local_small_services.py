@@ -109,6 +109,23 @@ def test_bucket_policy_conditions_are_evaluated(s3: Any) -> None:
     assert refusal(s3.put_object, Bucket="kept", Key="a", Body=b"x")[0] == "403"
 
 
+def test_workspace_takes_one_alert_manager_of_the_right_form(aws: LocalAws) -> None:
+    amp = client(aws, "amp")
+    workspace = amp.create_workspace(alias="llm")["workspaceId"]
+    definition = b"alertmanager_config: |\n  route: {receiver: topic}\n"
+    assert refusal(amp.describe_alert_manager_definition, workspaceId=workspace)[0] == "ResourceNotFoundException"
+    bare = {"workspaceId": workspace, "data": b"route: {receiver: topic}\n"}
+    assert refusal(amp.create_alert_manager_definition, **bare)[0] == "ValidationException"
+    amp.create_alert_manager_definition(workspaceId=workspace, data=definition)
+    again = {"workspaceId": workspace, "data": definition}
+    assert refusal(amp.create_alert_manager_definition, **again)[0] == "ConflictException"
+    amp.put_alert_manager_definition(workspaceId=workspace, data=definition + b"# changed\n")
+    found = amp.describe_alert_manager_definition(workspaceId=workspace)["alertManagerDefinition"]
+    assert (found["status"], found["data"]) == ({"statusCode": "ACTIVE"}, definition + b"# changed\n")
+    amp.delete_alert_manager_definition(workspaceId=workspace)
+    assert refusal(amp.describe_alert_manager_definition, workspaceId=workspace)[0] == "ResourceNotFoundException"
+
+
 def test_missing_action_is_an_error_in_the_services_protocol(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

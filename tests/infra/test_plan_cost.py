@@ -71,6 +71,9 @@ EXTENDED = {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}
         (EKS, {"eks.upgrade_policy": "EXTENDED"}, "EKS", 73),
         (EKS, JOINED, "EKS", None),
         (SPOT, {"observability.dashboard": False}, "CloudWatch", 11 * 0.1),
+        (SPOT, {}, "monitor", 0.1008 * 730),
+        (SPOT, {}, "monitor disks", 70 * 0.08),
+        (SLURM, {}, "workspace", 0),
     ],
 )
 def test_each_part_costs_what_its_plan_says(stack: str, edits: dict[str, Any], name: str, month: float | None) -> None:

@@ -15,6 +15,12 @@ from tests.infra.registered import built
 from tests.infra.test_components import Aws
 
 CALLS: dict[str, str] = {
+    "aws:amp/alertManagerDefinition:AlertManagerDefinition": """aps: CreateAlertManagerDefinition
+        DescribeAlertManagerDefinition PutAlertManagerDefinition DeleteAlertManagerDefinition""",
+    "aws:amp/ruleGroupNamespace:RuleGroupNamespace": """aps: CreateRuleGroupsNamespace DescribeRuleGroupsNamespace
+        PutRuleGroupsNamespace DeleteRuleGroupsNamespace TagResource ListTagsForResource""",
+    "aws:amp/workspace:Workspace": """aps: CreateWorkspace DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace
+        DescribeLoggingConfiguration TagResource ListTagsForResource""",
     "aws:autoscaling/group:Group": """autoscaling: CreateAutoScalingGroup DescribeAutoScalingGroups
         UpdateAutoScalingGroup DeleteAutoScalingGroup CreateOrUpdateTags DeleteTags DescribeScalingActivities; ec2:
         RunInstances; iam: PassRole CreateServiceLinkedRole""",

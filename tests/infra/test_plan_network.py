@@ -203,7 +203,7 @@ def test_an_open_network_has_the_gateway_to_s3_and_a_closed_one_all_that_nodes_c
     assert set(closed) == common | {"autoscaling"}
     slurm = made("hyperpod-slurm", network={"closed": True})
     assert set(slurm) == common | {"s3", "sagemaker-api"}
-    eks = made("hyperpod-eks", network={"closed": True}, observability={"prometheus": True})
+    eks = made("hyperpod-eks", network={"closed": True}, observability={"prometheus": "amp"})
     assert set(eks) == common | {"s3", "sagemaker-api", "eks", "eks-auth", "aps-workspaces"}
 
 

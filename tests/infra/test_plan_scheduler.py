@@ -115,7 +115,7 @@ def test_a_scheduler_elsewhere_is_an_error_and_makes_no_controller() -> None:
     spec = spec_of(SLURM, {"scheduler": {"type": "slurm"}})
     assert [one.path for one in run_offline(spec, place(SLURM)) if one.code == "SLM-001"] == ["scheduler"]
     plan = Plan(spec, place(SLURM))
-    assert (plan.controller, [role.key for role in plan.roles]) == (None, ["node"])
+    assert (plan.controller, [role.key for role in plan.roles]) == (None, ["node", "monitor"])
     assert "slurm.json" not in {file.path for file in plan.bundle.files}
 
 

@@ -27,6 +27,7 @@ def resource(kind: str, *, uses: dict[str, tuple[Resource, ...]] | None = None, 
     return Resource(f"aws:{kind}", props, kind, f"urn:{kind}:{json.dumps(props, default=str)}", uses=linked, **options)
 
 
+METADATA = {"httpTokens": "required", "httpPutResponseHopLimit": 2.0}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "queue": ("sqs/queue:Queue", {"sqsManagedSseEnabled": True, "tags": TAGS}),
     "ingress": ("vpc/securityGroupIngressRule:SecurityGroupIngressRule", {}),
@@ -43,6 +44,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "topic": ("sns/topic:Topic", {"tags": TAGS}),
     "images": ("ecr/repository:Repository", {"tags": TAGS}),
     "machine": ("ec2/instance:Instance", {}),
+    "alert rules": ("amp/ruleGroupNamespace:RuleGroupNamespace", {}),
+    "alert manager": ("amp/alertManagerDefinition:AlertManagerDefinition", {}),
 }
 
 
@@ -53,7 +56,7 @@ def of(name: str, **props: Any) -> Resource:
 
 def template(uses: dict[str, tuple[Resource, ...]] | None = None, **props: Any) -> Resource:
     good = {
-        "metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 2.0},
+        "metadataOptions": METADATA,
         "tagSpecifications": SPECIFIED,
     }
     return resource("ec2/launchTemplate:LaunchTemplate", props={**good, **props}, uses=uses)
@@ -238,6 +241,11 @@ BAD: dict[str, list[list[Resource]]] = {
         [of("bucket policy", policy=statement(Principal="*", Condition=OVER_TLS))],
     ],
     "POL-020": [[of("subnet", mapPublicIpOnLaunch=True)]],
+    "POL-021": [[of("machine", tags=TAGS, associatePublicIpAddress=True)]],
+    "POL-022": [
+        [of("alert rules", workspaceId="ws-1")],
+        [of("alert rules", workspaceId="ws-1"), of("alert manager", workspaceId="ws-2")],
+    ],
 }
 
 GOOD: dict[str, list[list[Resource]]] = {
@@ -318,6 +326,8 @@ GOOD: dict[str, list[list[Resource]]] = {
         [of("topic policy", policy=statement(Principal="*", Condition=FROM_ONE))],
     ],
     "POL-020": [[of("subnet", mapPublicIpOnLaunch=False)]],
+    "POL-021": [[of("machine", tags=TAGS, metadataOptions=METADATA, associatePublicIpAddress=False)]],
+    "POL-022": [[of("alert rules", workspaceId="ws-1"), of("alert manager", workspaceId="ws-1")]],
 }
 
 

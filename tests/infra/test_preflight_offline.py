@@ -246,6 +246,7 @@ def test_budget_below_a_month_and_a_day_warns_with_figures(mode: str, day: float
     """A home of 46,080 + 5,324.80 USD a month, and two machines of 63.296 USD an hour."""
     edits = {"groups.0.capacity.mode": mode, "groups.0.instance_type": "p5en.48xlarge", "groups.0.count": 2}
     edits |= {"storage": {"home": {"capacity_gib": 512_000, "throughput_mb_s": 10_240}}, "network.nat": False}
+    edits["observability"] = GONE
     month = 512_000 * 0.09 + 10_240 * 0.52 + 3 + 6 * 0.1
     disks = 2 * (500 * 0.08 + 3_000 * 0.005 + 375 * 0.04) / 730 * 24
 

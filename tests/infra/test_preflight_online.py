@@ -27,7 +27,7 @@ from infra.preflight.online.instances import quota_of
 from infra.preflight.online.run import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from lustrain.problem import UserError
-from tests.infra.edits import place, spec_of
+from tests.infra.edits import GONE, place, spec_of
 from tests.infra.mistakes import EKS, KEY, NOW, SLURM, SPOT
 from tests.infra.online_cases import (
     BOUNDED,
@@ -85,7 +85,9 @@ DOWN = broken(EndpointConnectionError(endpoint_url="https://ec2.us-east-1.amazon
 
 
 def context(stack: str, edits: dict[str, Any]) -> Context:
-    return Context.at(spec_of(stack, edits), place(stack), NOW)
+    """The example without its monitor, of which AWS would be asked too, unless the edits say otherwise."""
+    without = {"observability": GONE} if spec_of(stack, {}).monitor else {}
+    return Context.at(spec_of(stack, {**without, **edits}), place(stack), NOW)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -34,6 +34,7 @@ FORM = [
     ("a name with a capital and an underline", SPOT, {"name": "My_Cluster"}, "small letters"),
     ("a name too long", SPOT, {"name": "a" * 41}, "40"),
     ("a group's name that HyperPod refuses", SLURM, {"groups.2.name": "train_1"}, "small letters"),
+    ("the switch that Prometheus was", SPOT, {"observability.prometheus": True}, "fix: amp"),
     ("a truth for a number", SPOT, {"groups.0.count": True}, "true/false"),
     ("a mount name of nine characters", SPOT, {"storage.lustre": {"existing": LONG_NAME}}, "mount name"),
     (

@@ -57,6 +57,11 @@ SCENES = (
         ("tests/infra/test_dashboards_live.py",),
     ),
     Scene(
+        "monitor",
+        "Prometheus and Alertmanager with the monitor's files, node_exporter; AWS's answers are stand-ins",
+        ("tests/infra/test_monitor_live.py",),
+    ),
+    Scene(
         "lab",
         "nodes as Linux namespaces: sshd, boots, crashes, links",
         (

@@ -21,6 +21,7 @@ MODULES = (
     "ec2.launches",
     "ec2.launch_templates",
     "autoscaling.groups",
+    "amp",
     "budgets",
     "s3",
     "ecr",

@@ -47,10 +47,11 @@ def interface_services(spec: ClusterSpec) -> tuple[str, ...]:
 
 def needed_services(spec: ClusterSpec) -> tuple[str, ...]:
     """Services that nodes talk to, S3 aside."""
-    prometheus = ("aps-workspaces",) if spec.observability.prometheus else ()
+    prometheus = ("aps-workspaces",) if spec.observability.prometheus == "amp" else ()
+    alerts = ("sns",) if spec.observability.prometheus == "self" and spec.monitor else ()
     accounting = spec.backend == "hyperpod-slurm" and spec.slurm.accounting
     secrets = ("secretsmanager",) if accounting or spec.controller else ()
-    return (*ALWAYS, *BY_BACKEND[spec.backend], *prometheus, *secrets)
+    return (*ALWAYS, *BY_BACKEND[spec.backend], *prometheus, *alerts, *secrets)
 
 
 def endpoints(spec: ClusterSpec, place: Place) -> tuple[EndpointPlan, ...]:

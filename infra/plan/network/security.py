@@ -13,6 +13,7 @@ from infra.config import ClusterSpec
 from infra.plan.network.endpoints import interface_services
 from infra.plan.place import PRIVATE_RANGES
 from infra.plan.storage.lustre import efa_wanted
+from infra.plan.watch.machine import scraped_ports
 
 Direction = Literal["ingress", "egress"]
 PeerKind = Literal["group", "group-id", "cidr", "prefix-list", "prefix-list-id"]
@@ -69,13 +70,14 @@ DESCRIPTIONS = {
     "home": "FSx for OpenZFS",
     "efs": "EFS for home folders",
     "endpoints": "Interface endpoints",
+    "monitor": "Prometheus and Grafana: nothing comes in",
 }
 """By group key; a description cannot be changed without replacing the group, and then what it is attached to."""
 
 
 def rules(spec: ClusterSpec) -> tuple[Rule, ...]:
     """All rules of all groups: `cluster` always, and one for each kind of thing that nodes talk to by fewer ports."""
-    return (*_cluster(spec), *_lustre(spec), *_home(spec), *_endpoints(spec))
+    return (*_cluster(spec), *_lustre(spec), *_home(spec), *_monitor(spec), *_endpoints(spec))
 
 
 def _cluster(spec: ClusterSpec) -> tuple[Rule, ...]:
@@ -84,7 +86,7 @@ def _cluster(spec: ClusterSpec) -> tuple[Rule, ...]:
     return (
         Rule("cluster", "ingress", "-1", None, own, why),
         Rule("cluster", "egress", "-1", None, own, why),
-        *_way_out(spec),
+        *_way_out(spec, "cluster"),
         *_existing_lustre(spec),
         *_ssh(spec),
     )
@@ -96,14 +98,14 @@ def _ssh(spec: ClusterSpec) -> tuple[Rule, ...]:
     return tuple(Rule("cluster", "ingress", "tcp", (22, 22), peer, "SSH") for peer in peers)
 
 
-def _way_out(spec: ClusterSpec) -> tuple[Rule, ...]:
-    """Where nodes may connect to; answers come back without a rule."""
+def _way_out(spec: ClusterSpec, group: str) -> tuple[Rule, ...]:
+    """Where machines of a group may connect to; answers come back without a rule."""
     if not spec.network.closed:
-        return (Rule("cluster", "egress", "-1", None, Peer("cidr", EVERYWHERE), "S3, images, packages, SSM"),)
+        return (Rule(group, "egress", "-1", None, Peer("cidr", EVERYWHERE), "S3, images, packages, SSM"),)
     inside = PRIVATE_RANGES if spec.network.existing else (spec.network.cidr,)
     return (
-        *(Rule("cluster", "egress", "-1", None, Peer("cidr", item), "inside of the closed network") for item in inside),
-        Rule("cluster", "egress", "tcp", (443, 443), Peer("prefix-list", "s3"), "S3 through the gateway endpoint"),
+        *(Rule(group, "egress", "-1", None, Peer("cidr", item), "inside of the closed network") for item in inside),
+        Rule(group, "egress", "tcp", (443, 443), Peer("prefix-list", "s3"), "S3 through the gateway endpoint"),
     )
 
 
@@ -158,7 +160,22 @@ def _home(spec: ClusterSpec) -> tuple[Rule, ...]:
     )
 
 
+def _monitor(spec: ClusterSpec) -> tuple[Rule, ...]:
+    """Return the rules by which the monitor reaches what nodes measure, and nothing reaches the monitor: Session Manager
+    comes by a connection that the machine opens."""
+    if spec.monitor is None:
+        return ()
+    scraped = tuple(
+        Rule("cluster", "ingress", "tcp", ports, Peer("group", "monitor"), "metrics for Prometheus")
+        for ports in scraped_ports(spec)
+    )
+    return (*scraped, *_way_out(spec, "monitor"))
+
+
 def _endpoints(spec: ClusterSpec) -> tuple[Rule, ...]:
     if not interface_services(spec):
         return ()
-    return (Rule("endpoints", "ingress", "tcp", (443, 443), Peer("group", "cluster"), "HTTPS to services of AWS"),)
+    return tuple(
+        Rule("endpoints", "ingress", "tcp", (443, 443), Peer("group", group), "HTTPS to services of AWS")
+        for group in ("cluster", *(["monitor"] if spec.monitor else []))
+    )

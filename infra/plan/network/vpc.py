@@ -163,6 +163,7 @@ def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
     home = HOME_ADDRESSES[config.type] if config and made and (config.type == "efs" or not elsewhere) else 0
     if elsewhere:
         return nodes + home
+    nodes += 1 if spec.monitor else 0
     return nodes + _addresses_of_lustre(spec) + home + len(interface_services(spec))
 
 

@@ -79,7 +79,7 @@ IMAGES_WITH_SLURM = {
 }
 """Of clusters with a scheduler: nodes join it as dynamic nodes, which Slurm knows since 22.05, and Ubuntu 22.04 packages 21.08,
 24.04 has 23.11 (https://slurm.schedmd.com/dynamic_nodes.html, https://launchpad.net/ubuntu/+source/slurm-wlm). Their kernel is
-too new for AWS's Lustre client: rule SLM-006."""
+too new for AWS's Lustre client: rule SLM-006. The monitor has them too."""
 IMAGE_FACTS_LAST = timedelta(days=365)
 """How old `seen` may be before preflight speaks of it; our own line."""
 CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
@@ -224,7 +224,7 @@ def interfaces(layout: tuple[Nic, ...]) -> tuple[Interface, ...]:
 def image(spec: ClusterSpec, group: Group, kind: Instance) -> Image:
     """Return the image of a group: the user's, or the newest one for the type's accelerator and architecture."""
     family = _family(kind)
-    default = default_images(spec)[family]
+    default = default_images(spec, group)[family]
     newer = "" if default is IMAGES[family] else "-24-04"
     name = f"{family}{newer}-{kind.architecture.replace('_', '-')}"
     if group.image_id:
@@ -233,8 +233,9 @@ def image(spec: ClusterSpec, group: Group, kind: Instance) -> Image:
     return Image(name, parameter=default.parameter.format(arch=arch))
 
 
-def default_images(spec: ClusterSpec) -> Mapping[str, DefaultImage]:
-    return IMAGES_WITH_SLURM if spec.controller else IMAGES
+def default_images(spec: ClusterSpec, group: Group) -> Mapping[str, DefaultImage]:
+    """Return the images of a group; the monitor mounts no Lustre, whatever the nodes need."""
+    return IMAGES_WITH_SLURM if spec.controller or group == spec.monitor else IMAGES
 
 
 def cpu(group: Group, kind: Instance) -> Cpu | None:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
-from infra.plan.nodes.document import node_document, node_groups
+from infra.plan.nodes.document import node_document, node_groups, shows_metrics
 from infra.plan.place import BucketNames
 from infra.plan.storage.home import NfsMount, mounted_by_bundle
 from infra.plan.storage.s3_mounts import PLACEHOLDERS, unit, unit_name
@@ -51,6 +51,8 @@ LOGS_CONFIGURATION = "logs.json"
 """Of the agent, beside it."""
 SIGNED = Path(__file__).with_name("signed.sh")
 """What both scripts need."""
+EXPORTERS = Path(__file__).with_name("exporters.sh")
+"""Only in the bundle of a cluster with a monitor: where the image has no exporters, it reaches the network."""
 S3_MOUNTS = "s3_mounts"
 """Folder of the systemd units of buckets, and of `list`: unit and path in one line."""
 NODE_FILES = "root"
@@ -105,8 +107,9 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
     buckets = mount_files(spec, region)
     carried = log_files(spec)
     signed = {SIGNED.name: SIGNED.read_bytes()} if buckets or carried else {}
+    metrics = {EXPORTERS.name: EXPORTERS.read_bytes()} if shows_metrics(spec) else {}
     own = {AGENT: archive(), DOCUMENT: document.encode("ascii")}
-    generated = {**own, **slurm, **for_root, **users, **homes, **buckets, **carried, **signed}
+    generated = {**own, **slurm, **for_root, **users, **homes, **buckets, **carried, **signed, **metrics}
     return gathered(folder, generated=generated)
 
 
@@ -201,6 +204,11 @@ def gathered(
         problems.append(problem("lifecycle/", size, "too many bytes in all", allowed=f"<= {MAX_BYTES}", fix=fix))
     if problems:
         raise UserError(problems)
+    return bundle_of(files)
+
+
+def bundle_of(files: Iterable[BundleFile]) -> Bundle:
+    """Return the files by path, with their digits."""
     ordered = tuple(sorted(files, key=lambda file: file.path))
     return Bundle(ordered, _sha(ordered))
 

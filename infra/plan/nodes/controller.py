@@ -1,40 +1,28 @@
 """Slurm's controller on EC2: an instance that may be made anew, and what outlives it: address, state, and the munge key.
 
-One plain instance and no Auto Scaling group: a group would give its successor another address, and slurm.conf names one. EC2
-recovers it on other hardware by itself (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-configuration-recovery.html).
+A group of Auto Scaling would give its successor another address, and slurm.conf names one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.config import ClusterSpec, Group
-from infra.plan.nodes.auto_scaling import CANONICAL, Image, image
+from infra.config import ClusterSpec
+from infra.plan.nodes.auto_scaling import image
+from infra.plan.nodes.machine import MachinePlan, linux_type
 from infra.plan.place import tags
-from lustrain.problem import UserError, problem
 
 TYPE_KEY = "scheduler.controller.type"
-STATE_DEVICE = "/dev/sdf"
-"""Nitro instances show it as an NVMe drive whose serial number is the volume's id
-(https://docs.aws.amazon.com/ebs/latest/userguide/identify-nvme-ebs-device.html)."""
 RECOVERY_DAYS = 7
 """How long a deleted munge key can be brought back: Secrets Manager's least."""
 
 
 @dataclass(frozen=True)
-class ControllerPlan:
-    """`tags` go on the instance, its root volume and its interface, as on nodes of a group."""
+class ControllerPlan(MachinePlan):
+    """The machine, and the munge key."""
 
-    name: str
-    group: Group
-    zone_id: str
     secret: str
     """What the name of the munge key's secret begins with; Pulumi adds digits, since a deleted name stays taken."""
-    image: Image
-    state_gib: int
-    key_name: str | None
-    tags: Mapping[str, str]
 
 
 def controller(spec: ClusterSpec) -> ControllerPlan | None:
@@ -42,22 +30,16 @@ def controller(spec: ClusterSpec) -> ControllerPlan | None:
     group = spec.controller
     if group is None or spec.scheduler is None:
         return None
-    kind = spec.node_of(group)
-    if kind is None:
-        raise UserError(problem(TYPE_KEY, group.ec2_type, "is not known", fix="describe it under instance_types"))
-    if kind.architecture not in CANONICAL:
-        raise UserError(
-            problem(TYPE_KEY, group.ec2_type, f"is {kind.architecture}", allowed=", ".join(CANONICAL), fix="m7i.large")
-        )
     return ControllerPlan(
         name=host(spec),
         group=group,
         zone_id=spec.zone_id,
-        secret=secret_name(spec),
-        image=image(spec, group, kind),
-        state_gib=spec.scheduler.controller.state_gib,
+        image=image(spec, group, linux_type(spec, group, TYPE_KEY)),
+        root_gib=group.root_volume_gib,
+        data_gib=spec.scheduler.controller.state_gib,
         key_name=spec.access.ssh_key,
         tags={**tags(spec), "Name": host(spec), "lustrain:group": group.name},
+        secret=secret_name(spec),
     )
 
 

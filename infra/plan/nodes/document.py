@@ -9,8 +9,10 @@ from infra.config import ClusterSpec, Group
 from infra.plan.nodes.capacity import mix
 from infra.plan.nodes.clients import lustre_interfaces, stripes
 from infra.plan.storage.lustre import lustre_plan
-from lustrain.cluster import Capacity, FileSystem, NodeGroup, described
+from lustrain.cluster import Capacity, FileSystem, NodeGroup, Tuning, described
 
+METRICS = "agent.metrics"
+"""The setting of node_setup/settings/agent.toml."""
 NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 """Names of a file system that is not made yet."""
 
@@ -18,7 +20,19 @@ NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 def node_document(spec: ClusterSpec) -> dict[str, Any]:
     """`lustrain.cluster.node_document` of the cluster that this spec will become."""
     paths = tuple(mount.path for mount in spec.storage.s3_mounts)
-    return described(spec.name, spec.backend, node_groups(spec), file_system(spec, NOT_YET), spec.tuning, paths)
+    return described(spec.name, spec.backend, node_groups(spec), file_system(spec, NOT_YET), tuning(spec), paths)
+
+
+def shows_metrics(spec: ClusterSpec) -> bool:
+    """Return whether nodes run exporters for the cluster's monitor; on EKS AWS's add-on has its own."""
+    return spec.backend != "hyperpod-eks" and str(spec.observability.prometheus) in ("self", "amp")
+
+
+def tuning(spec: ClusterSpec) -> Tuning:
+    """Return what the spec says of tuning. Nodes write their metrics where a monitor reads them, unless it says otherwise."""
+    if not shows_metrics(spec):
+        return spec.tuning
+    return spec.tuning.model_copy(update={"settings": {METRICS: "on", **spec.tuning.settings}})
 
 
 def node_groups(spec: ClusterSpec) -> dict[str, NodeGroup]:

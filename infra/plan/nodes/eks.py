@@ -24,6 +24,7 @@ ADMIN_POLICY = "cluster-access-policy/AmazonEKSClusterAdminPolicy"
 CLUSTER_ROLE = "eks-cluster"
 CSI_ROLE = "fsx-csi"
 OPERATOR_ROLE = "train-operator"
+METRICS_ROLE = "hyperpod-metrics"
 KARPENTER_ROLE = "karpenter"
 LOGS_ROLE = "logs"
 GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
@@ -32,6 +33,9 @@ awsome-distributed-ai's Terraform module makes it as this does, without a role."
 OPERATOR = "amazon-sagemaker-hyperpod-training-operator"
 """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-install.html: needs cert-manager, the Pod Identity
 agent and a role. cert-manager comes as EKS's add-on; the chart has one too, switched off."""
+METRICS = "amazon-sagemaker-hyperpod-observability"
+"""Exporters of nodes and GPUs, and a collector that writes to a workspace of Prometheus
+(https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-observability-addon-setup.html)."""
 CSI_DRIVER = "aws-fsx-csi-driver"
 CERT_MANAGER = "cert-manager"
 MODES = ("API", "API_AND_CONFIG_MAP")
@@ -62,6 +66,8 @@ class Addon:
     """Whether its software stays in the cluster when the add-on is deleted."""
     values: Mapping[str, Any] | None = None
     """Its configuration, where that differs from its own."""
+    workspace: bool = False
+    """Whether it is told of the cluster's workspace of Prometheus."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,7 @@ def addons(spec: ClusterSpec) -> tuple[Addon, ...]:
     needed, existing = needed_addons(spec), spec.eks.existing
     if existing is None:
         return needed
-    named = (*existing.addons, GOVERNANCE, OPERATOR)
+    named = (*existing.addons, GOVERNANCE, OPERATOR, METRICS)
     return tuple(replace(one, on_create="NONE", preserve=True) for one in needed if one.name in named)
 
 
@@ -198,18 +204,27 @@ def needed_addons(spec: ClusterSpec) -> tuple[Addon, ...]:
     if spec.eks.training_operator:
         addons.append(Addon(CERT_MANAGER, after=("coredns",), before_nodes=False))
         addons.append(Addon(OPERATOR, after=(CERT_MANAGER,), before_nodes=False))
+    if spec.observability.prometheus == "amp":
+        addons.append(Addon(METRICS, after=("coredns",), before_nodes=False, workspace=True))
     return tuple(addons)
 
 
 def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:
-    """For the Lustre driver, the training operator and what carries logs, where the stack brings them. They stand apart from
-    their add-ons: inside one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
-    driver = PodIdentity("kube-system", "fsx-csi-controller-sa", CSI_ROLE)
-    operator = PodIdentity("aws-hyperpod", "hp-training-operator-controller-manager", OPERATOR_ROLE)
-    carrier = PodIdentity(logs.ADDON_NAMESPACE, logs.ADDON_ACCOUNT, LOGS_ROLE)
+    """For the Lustre driver, the training operator and what carries logs or collects metrics, where the stack brings them. They
+    stand apart from their add-ons: inside one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
+    identities = {
+        CSI_DRIVER: PodIdentity("kube-system", "fsx-csi-controller-sa", CSI_ROLE),
+        OPERATOR: PodIdentity("aws-hyperpod", "hp-training-operator-controller-manager", OPERATOR_ROLE),
+        METRICS: PodIdentity("hyperpod-observability", "hyperpod-observability-operator-otel-collector", METRICS_ROLE),
+        logs.ADDON: PodIdentity(logs.ADDON_NAMESPACE, logs.ADDON_ACCOUNT, LOGS_ROLE),
+    }
     made = [addon.name for addon in addons(spec)]
-    identities = {CSI_DRIVER: driver, OPERATOR: operator, logs.ADDON: carrier}
     return tuple(identity for name, identity in identities.items() if name in made)
+
+
+def workspace_values(arn: str, endpoint: str) -> dict[str, Any]:
+    """Return the configuration of the observability add-on: where it writes, and AWS's defaults for what it measures."""
+    return {"ampWorkspace": {"arn": arn, "prometheusEndpoint": endpoint}}
 
 
 def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:

@@ -120,9 +120,7 @@ def user_data(
         f"home_options={shlex.quote(home.options if home else '')}",
         f"bundle_uri={shlex.quote(bundle_uri)}",
     ]
-    text = "\n".join(head) + "\n\n" + BODY.read_text(encoding="ascii")
-    _check(text)
-    return text
+    return checked("\n".join(head) + "\n\n" + BODY.read_text(encoding="ascii"))
 
 
 def encoded(text: str) -> str:
@@ -130,10 +128,12 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode("ascii")).decode("ascii")
 
 
-def _check(text: str) -> None:
+def checked(text: str) -> str:
+    """Return user data as it is; UserError where EC2 would not take it."""
     if not text.isascii():
         odd = next(character for character in text if not character.isascii())
         raise UserError(problem("user data", odd, "must be ASCII: cloud-init takes other text in another form only"))
     if (size := len(encoded(text))) > MAX_BYTES:
         fix = "carry what is large in the lifecycle bundle"
         raise UserError(problem("user data", size, "too many bytes", allowed=f"<= {MAX_BYTES}", fix=fix))
+    return text

@@ -143,6 +143,11 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
                 tls_only("sns:Publish", topic_arn),
                 _from_any_rule(topic_arn),
                 _from_alarms(topic_arn, place, f"{spec.name}-*"),
+                *(
+                    [_from_workspaces(topic_arn, place)]
+                    if spec.monitor and spec.observability.prometheus == "amp"
+                    else []
+                ),
             ]
         ),
         redrive={"deadLetterTargetArn": dead_arn, "maxReceiveCount": RECEIVE_LIMIT},
@@ -286,6 +291,22 @@ def _from_alarms(arn: str, place: Place, names: str) -> dict[str, Any]:
         "Resource": arn,
         "Condition": {
             "ArnLike": {"aws:SourceArn": place.arn("cloudwatch", f"alarm:{names}")},
+            "StringEquals": {"aws:SourceAccount": place.account},
+        },
+    }
+
+
+def _from_workspaces(arn: str, place: Place) -> dict[str, Any]:
+    """Let alert managers of the account's Prometheus workspaces write
+    (https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-alertmanager-receiver-AMPpermission.html)."""
+    return {
+        "Sid": "FromWorkspaces",
+        "Effect": "Allow",
+        "Principal": {"Service": "aps.amazonaws.com"},
+        "Action": ["sns:GetTopicAttributes", "sns:Publish"],
+        "Resource": arn,
+        "Condition": {
+            "ArnLike": {"aws:SourceArn": place.arn("aps", "workspace/*")},
             "StringEquals": {"aws:SourceAccount": place.account},
         },
     }

@@ -1,7 +1,7 @@
 """A cluster's logs, alarms and dashboard as data; an id that exists only after `up` is named by its subject.
 
-A subject is what an alarm watches: `cluster`, `lustre`, `home`, `nat`, `queue`, `dead letters`, `controller`, or
-`group:<name>` for a group's Auto Scaling group.
+A subject is what an alarm watches: `cluster`, `lustre`, `home`, `nat`, `queue`, `dead letters`, `controller`, `monitor`,
+or `group:<name>` for a group's Auto Scaling group.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, Literal
 from infra.config import ClusterSpec, Group
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage.lustre import lustre_plan
-from infra.plan.watch.interruptions import dead_letters_name, queue_name
+from infra.plan.watch.interruptions import dead_letters_name, queue_name, topic_name
 from infra.plan.watch.logs import LogGroupPlan, carries_logs, log_groups
+from infra.plan.watch.monitor import alert_manager, rule_groups
 
 LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 """The retention that CloudWatch Logs knows
@@ -24,8 +25,8 @@ MINUTE = 60
 HOUR = 3600
 GANG_MINUTES = 15
 """A node group may take this long to come together before somebody should look."""
-CONTROLLER_MINUTES = 10
-"""EC2's own recovery and a new controller's boot take less."""
+MACHINE_MINUTES = 10
+"""EC2's own recovery takes less, and so does the boot of a new controller or monitor."""
 UNREAD_MINUTES = 10
 """A notice that lay this long was not read: a spot notice gives two minutes."""
 COUNTED_GROUPS = 9
@@ -83,6 +84,16 @@ class Alarm:
 
 
 @dataclass(frozen=True)
+class WorkspacePlan:
+    """A workspace of Amazon Managed Service for Prometheus. `rules` and `alert_manager` are YAML, empty where AWS's add-on for
+    EKS scrapes: it gives other labels than the rules go by."""
+
+    alias: str
+    rules: str = ""
+    alert_manager: str = ""
+
+
+@dataclass(frozen=True)
 class ObservabilityPlan:
     """`groups` names the subjects of the Auto Scaling groups in the order of the spec's groups."""
 
@@ -101,7 +112,7 @@ class ObservabilityPlan:
     buckets: tuple[str, ...]
     hyperpod: bool
     dashboard: bool
-    prometheus: bool
+    workspace: WorkspacePlan | None
 
 
 def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
@@ -110,9 +121,10 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         *_lustre_alarms(spec),
         *_home_alarms(spec),
         *(_incomplete_group_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
-        *([] if spec.hyperpod else [_boot_alarm(spec)]),
+        *([] if spec.hyperpod and spec.monitor is None else [_boot_alarm(spec)]),
         *([_stalled_alarm(spec)] if carries_logs(spec) else []),
         *([_controller_alarm(spec)] if spec.controller else []),
+        *([_monitor_alarm(spec)] if spec.monitor else []),
         *_nat_alarms(spec),
         _dead_letters_alarm(spec),
         *([_queue_alarm(spec, groups)] if spec.alarms.unread_notices else []),
@@ -132,8 +144,18 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         buckets=(names.data, names.checkpoints),
         hyperpod=spec.hyperpod,
         dashboard=spec.observability.dashboard,
-        prometheus=spec.observability.prometheus,
+        workspace=workspace(spec, place),
     )
+
+
+def workspace(spec: ClusterSpec, place: Place) -> WorkspacePlan | None:
+    """Return the workspace of a cluster whose metrics AWS keeps."""
+    if spec.observability.prometheus != "amp":
+        return None
+    if spec.monitor is None:
+        return WorkspacePlan(spec.name)
+    topic = place.arn("sns", topic_name(spec))
+    return WorkspacePlan(spec.name, rule_groups(spec.name), alert_manager(topic, place.region))
 
 
 def log_days(wanted: int) -> int:
@@ -277,13 +299,14 @@ def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
 def _boot_alarm(spec: ClusterSpec) -> Alarm:
     """Return the alarm on failed boots: a node whose boot failed is in service for its group, which looks at the machine
     alone. When the alarm ends, nothing is mended: it counts one minute, and the node stays as it is."""
+    monitor = " (where it names none, it is the monitor)" if spec.monitor else ""
     return Alarm(
         name=f"{spec.name}-boot-failed",
         subject="cluster",
         description=(
             "A node failed to boot: it could not mount or set up what it needs. It takes no part in the run and is billed. "
-            "First: `fab node-verify` says which node it is. On that node, /var/lib/lustrain/boot names the step that failed, "
-            "and /var/log/lustrain-boot.log says why"
+            f"First: `fab node-verify` says which node it is{monitor}. On that machine, /var/lib/lustrain/boot names the step "
+            "that failed, and /var/log/lustrain-boot.log says why"
         ),
         metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
         expression="1 * failed",
@@ -315,24 +338,34 @@ def _stalled_alarm(spec: ClusterSpec) -> Alarm:
     )
 
 
-def _controller_alarm(spec: ClusterSpec) -> Alarm:
-    """Return the alarm on the controller's machine: EC2 recovers it from faulty hardware by itself within minutes, and not from
-    what its own system does (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html)."""
+def _machine_alarm(spec: ClusterSpec, subject: str, name: str, harm: str, keeps: str) -> Alarm:
+    """Return the alarm on a machine that stands alone: EC2 recovers it from faulty hardware by itself within minutes, and not
+    from what its own system does (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html)."""
     return Alarm(
-        name=f"{spec.name}-controller-down",
-        subject="controller",
+        name=f"{spec.name}-{subject}-down",
+        subject=subject,
         description=(
-            f"Slurm's controller has failed EC2's status checks, or told nothing, for {CONTROLLER_MINUTES} minutes. "
-            "Running jobs go on; none starts, and none that fails starts again. First: aws ec2 reboot-instances "
-            f"--instance-ids {{id}}. If that does not help: pulumi up --refresh --replace '**{spec.name}-controller-instance' "
-            "makes it anew with its address and state"
+            f"{name} has failed EC2's status checks, or told nothing, for {MACHINE_MINUTES} minutes. "
+            f"{harm}. First: aws ec2 reboot-instances "
+            f"--instance-ids {{id}}. If that does not help: pulumi up --refresh --replace '**{spec.name}-{subject}-instance' "
+            f"makes it anew with its {keeps}"
         ),
         metrics=(Metric("failed", "AWS/EC2", "StatusCheckFailed", "Maximum", "InstanceId"),),
         expression="1 * failed",
-        label="failed status checks of the controller",
-        periods=CONTROLLER_MINUTES,
+        label=f"failed status checks of the {subject}",
+        periods=MACHINE_MINUTES,
         missing="breaching",
     )
+
+
+def _controller_alarm(spec: ClusterSpec) -> Alarm:
+    harm = "Running jobs go on; none starts, and none that fails starts again"
+    return _machine_alarm(spec, "controller", "Slurm's controller", harm, "address and state")
+
+
+def _monitor_alarm(spec: ClusterSpec) -> Alarm:
+    harm = "Training goes on; metrics are not kept meanwhile, and no alert of Prometheus fires"
+    return _machine_alarm(spec, "monitor", "The monitor", harm, "data")
 
 
 def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:

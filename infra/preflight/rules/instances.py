@@ -44,7 +44,8 @@ def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def described_types(spec: ClusterSpec, context: Context) -> Problems:
-    used = {kind for group in spec.all_groups for kind in group.ec2_types}
+    machines = [*spec.all_groups, *filter(None, [spec.monitor])]
+    used = {kind for group in machines for kind in group.ec2_types}
     for name in spec.instance_types:
         if name not in used:
             yield finding(f"instance_types.{name}", "no group has this type", "remove it, or correct the name")
@@ -242,7 +243,7 @@ def image_without_efa(spec: ClusterSpec, context: Context) -> Problems:
 )
 def old_image_facts(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in _with_default_image(spec):
-        known = default_images(spec)[_family(spec, group, facts)]
+        known = default_images(spec, group)[_family(spec, group, facts)]
         today = context.now and context.now.astimezone(UTC).date()
         if today and today - known.seen > IMAGE_FACTS_LAST:
             parameter = image(spec, group, facts).parameter

@@ -23,7 +23,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import PRIVATE
-from infra.plan.nodes.eks import CSI_ROLE, LOGS_ROLE, OPERATOR_ROLE, needed_addons, pod_identities
+from infra.plan.nodes.eks import CSI_ROLE, LOGS_ROLE, METRICS_ROLE, OPERATOR_ROLE, needed_addons, pod_identities
 from infra.plan.nodes.hyperpod import filled_by_karpenter
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 
@@ -383,6 +383,7 @@ def unused_parts(spec: ClusterSpec, context: Context) -> Problems:
         "storage_role": CSI_ROLE in pods,
         "operator_role": OPERATOR_ROLE in pods,
         "logs_role": LOGS_ROLE in pods,
+        "metrics_role": METRICS_ROLE in pods,
         "karpenter_role": spec.eks.karpenter,
     }
     for key, is_used in used.items():

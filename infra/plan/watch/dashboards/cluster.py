@@ -21,8 +21,8 @@ DASHBOARD = Dashboard(
                 ),
                 make_panel(
                     "Targets that are down",
-                    "Which scrape jobs have targets that do not answer?",
-                    "count by (job) (up) - sum by (job) (up)",
+                    "Which scrape jobs have targets that do not answer? A port of a run is silent by right where none trains.",
+                    'count by (job) (up{job!="run"}) - sum by (job) (up{job!="run"})',
                     legend="{{job}}",
                     kind="number",
                     alerts=("NodeMissing",),

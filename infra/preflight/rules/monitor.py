@@ -1,0 +1,105 @@
+"""OBS: Prometheus, Grafana, and the machine that they run on."""
+
+from __future__ import annotations
+
+from infra.config import MONITOR, ClusterSpec, Monitor
+from infra.finding import finding
+from infra.plan.nodes.auto_scaling import CANONICAL
+from infra.plan.watch.machine import TYPE_KEY
+from infra.preflight.rule import Context, Family, Problems, groups
+
+OURS = "infra/plan/watch/machine.py"
+HERE = "observability"
+SIGN_IN = "https://docs.aws.amazon.com/grafana/latest/userguide/authentication-in-AMG-SSO.html"
+ADDON = "https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-observability-addon-setup.html"
+ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/prometheus-service.html"
+RULES = Family()
+
+
+@RULES.add("OBS-001", "A Grafana of the stack's own has a Prometheus to ask.", OURS)
+def nothing_to_show(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.observability.grafana == "self" and spec.observability.prometheus == "none":
+        fix = "set observability.prometheus: self, or amp, or grafana: none"
+        yield finding(f"{HERE}.grafana", "self shows what Prometheus has, and prometheus is none", fix)
+
+
+@RULES.add("OBS-002", "Grafana is not `managed`: the stack makes no such workspace yet.", SIGN_IN, judgement=True)
+def managed_grafana(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.observability.grafana == "managed":
+        message = "Amazon Managed Grafana signs in by IAM Identity Center or SAML, which nothing here sets up yet"
+        fix = "set grafana: self; or none, and add the workspace of prometheus: amp to a Grafana of yours"
+        yield finding(f"{HERE}.grafana", message, fix)
+
+
+@RULES.add("OBS-003", "On EKS, AWS's add-on scrapes: there is no monitor.", ADDON, judgement=True)
+def no_monitor_on_eks(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks":
+        return
+    fixes = {"prometheus": "amp, into which HyperPod's add-on writes, or none", "grafana": "none"}
+    for key, fix in fixes.items():
+        if getattr(spec.observability, key) == "self":
+            yield finding(f"{HERE}.{key}", "self needs the monitor, which no stack with hyperpod-eks has", f"set {fix}")
+
+
+@RULES.add("OBS-004", "The monitor runs Linux on a processor that there is an image for.", OURS, essential=True)
+def architecture(spec: ClusterSpec, context: Context) -> Problems:
+    kind = spec.node_of(spec.monitor) if spec.monitor else None
+    if kind and kind.architecture not in CANONICAL:
+        yield finding(TYPE_KEY, f"{kind.name} is {kind.architecture}", "take a type like m7i.large or m7g.large")
+
+
+@RULES.add("OBS-005", "The monitor has no accelerators: it runs no jobs.", OURS, judgement=True)
+def idle_accelerators(spec: ClusterSpec, context: Context) -> Problems:
+    kind = spec.node_of(spec.monitor) if spec.monitor else None
+    if kind and kind.accelerators:
+        message = f"{kind.name} has accelerators, which no job can use on the monitor"
+        yield finding(TYPE_KEY, message, "take a type like m7i.large")
+
+
+@RULES.add(
+    "OBS-006",
+    "In a closed network, the monitor's image brings what it would install from Ubuntu's and Grafana's archives.",
+    OURS,
+    judgement=True,
+)
+def nowhere_to_install_from(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if spec.monitor and network.closed and not network.proxy and spec.monitor.image_id is None:
+        message = "the default image has neither Prometheus nor Grafana, and a closed network nothing to install from"
+        fix = "name an image with them, aws-cli among them, set network.proxy, or set observability.prometheus: none"
+        yield finding(f"{HERE}.monitor.image_id", message, fix)
+
+
+@RULES.add("OBS-007", "No group has the monitor's name.", OURS, essential=True)
+def name(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec) if spec.monitor else ():
+        if group.name == MONITOR:
+            yield finding(f"{path}.name", f"{MONITOR} is the machine that scrapes the nodes", "take another name")
+
+
+@RULES.add("OBS-008", "Keys of the monitor stand where there is one.", OURS, level="warning")
+def unused_keys(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.monitor is None and spec.observability.monitor != Monitor():
+        message = "has no effect: this stack has no monitor"
+        yield finding(f"{HERE}.monitor", message, "remove it, or set observability.prometheus: self or amp")
+
+
+@RULES.add("OBS-009", "The partition has Amazon Managed Service for Prometheus.", ENDPOINTS)
+def workspace_in_partition(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.observability.prometheus == "amp" and context.partition == "aws-cn":
+        message = "Amazon Managed Service for Prometheus is not offered in China"
+        yield finding(f"{HERE}.prometheus", message, "set it to self")
+
+
+@RULES.add(
+    "OBS-010",
+    "Where nodes have a role of the user's, the deployer may still make one for the monitor.",
+    OURS,
+    level="warning",
+    judgement=True,
+)
+def role_beside_users(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.monitor and spec.access.node_role:
+        message = "is the nodes' only: the stack makes a role of its own for the monitor, which needs the right to"
+        fix = "allow it (fab deployer-policy), or set observability.prometheus: none, and suppress this"
+        yield finding("access.node_role", message, fix)
