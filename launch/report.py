@@ -197,8 +197,10 @@ def _alerts(
     began: float | None,
 ) -> list[Firing]:
     """Return the alerts from the begin of the run to the end of its last launch, by hand to its last record. UserError."""
-    ends = [launch["ended"] for launch in launches] or [unix(records[-1]["time"]) for records in generations.values()]
-    return read_firings(prometheus, run, min([*ends, *([] if began is None else [began])]), max(ends))
+    ends = [launch["ended"] for launch in launches]
+    ends = ends or [unix(records[-1]["time"]) for records in generations.values() if records]
+    times = [*ends, *([] if began is None else [began])]
+    return read_firings(prometheus, run, min(times), max(times)) if times else []
 
 
 def _alerts_text(fired: Sequence[Firing]) -> str:

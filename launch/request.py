@@ -374,13 +374,16 @@ def _settings(config: Config, run: str, cluster: Cluster | None, *, on_nodes: bo
         filled["queue"] = cluster.interruption_queue
     if cluster and cluster.capacity.ends_at and interrupt.deadline is None:
         filled["deadline"] = (cluster.capacity.ends_at - LEAVE).isoformat()
+    metrics = config.metrics
+    shown: dict[str, Any] = {}
+    if cluster and cluster.prometheus_port and on_nodes and "prometheus_port" not in metrics.model_fields_set:
+        shown["prometheus_port"] = cluster.prometheus_port
+    if cluster and cluster.log_group and on_nodes and "agent" not in metrics.cloudwatch.model_fields_set:
+        agent = EKS_AGENT if cluster.kubernetes else NODE_AGENT
+        shown["cloudwatch"] = CloudWatchConfig(agent=agent, log_group=cluster.log_group, cluster=cluster.name)
     updates: Mapping[str, Any] = {
         "run": config.run.model_copy(update={"uri": run}),
         "interrupt": interrupt.model_copy(update=filled),
+        "metrics": metrics.model_copy(update=shown),
     }
-    metrics = config.metrics
-    if cluster and cluster.log_group and on_nodes and "agent" not in metrics.cloudwatch.model_fields_set:
-        agent = EKS_AGENT if cluster.kubernetes else NODE_AGENT
-        progress = CloudWatchConfig(agent=agent, log_group=cluster.log_group, cluster=cluster.name)
-        updates = {**updates, "metrics": metrics.model_copy(update={"cloudwatch": progress})}
     return config.model_copy(update=updates)

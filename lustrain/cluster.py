@@ -299,6 +299,8 @@ class Cluster(Section):
     """URL of the queue that spot notices, rebalance recommendations and ends of capacity blocks arrive at."""
     log_group: str | None = None
     """What nodes carry into CloudWatch Logs of runs; their CloudWatch agents also take the progress of runs for it."""
+    prometheus_port: Annotated[int, Field(ge=1, le=65_000)] | None = None
+    """Where the cluster's monitor scrapes the first rank of a node; the ports of its other ranks follow. None: nothing does."""
     kubernetes_cluster: str | None = None
     """Name of the EKS cluster."""
 

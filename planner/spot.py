@@ -26,6 +26,7 @@ COMMAND = "aws ec2 describe-spot-price-history --instance-types p5.48xlarge --pr
 """Its answer is a history: https://docs.aws.amazon.com/cli/latest/reference/ec2/describe-spot-price-history.html"""
 LINUX = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
+_ZONE, _TYPE = re.compile(rf"{_REGION.pattern}[a-z0-9-]+"), re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 NEAR = 1.1
 """Prices up to a tenth above the lowest count as alike: among them the steadiest is worth more."""
 FLEXIBLE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html"
@@ -107,10 +108,11 @@ def _change(row: Mapping[str, Any]) -> Change | None:
     if not 0 < usd < 100_000:
         raise ValueError("SpotPrice is out of range")
     time = datetime.fromisoformat(row["Timestamp"])
-    zone = str(row["AvailabilityZone"])
-    if not _REGION.match(zone):
-        raise ValueError("AvailabilityZone is none")
-    return Change(str(row["InstanceType"]), zone, time.replace(tzinfo=time.tzinfo or UTC).timestamp(), usd)
+    type_name, zone = row["InstanceType"], row["AvailabilityZone"]
+    for key, value, form in (("InstanceType", type_name, _TYPE), ("AvailabilityZone", zone, _ZONE)):
+        if not form.fullmatch(value):
+            raise ValueError(f"{key} is none")
+    return Change(type_name, zone, time.replace(tzinfo=time.tzinfo or UTC).timestamp(), usd)
 
 
 def markets(changes: Sequence[Change]) -> list[Market]:

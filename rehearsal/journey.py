@@ -89,7 +89,7 @@ class Journey:
     watch: Watch | None = None
     """The Prometheus that scrapes the run that is interrupted."""
     firings: list[Firing] | None = None
-    """Alerts about that run, once the journey is over; None without a Prometheus."""
+    """Alerts about that run, once the journey is over; None without a Prometheus that saw it."""
 
     @property
     def cluster(self) -> Cluster:
@@ -263,13 +263,13 @@ def interrupt_by_notice(journey: Journey) -> int:
         job = journey.train("interrupted", RANKS)
         wait_for_step(journey, job, at)
         if journey.watch:
-            journey.watch.wait_until_seen(lambda: job.running() and newest_step(journey) < journey.steps // 2)
+            journey.watch.before_notice(lambda: job.running() and newest_step(journey) < journey.steps // 2)
         journey.noticed, noticed = time.time(), time.monotonic()
         node = take_by_spot(journey)
         code = job.wait()
         took = time.monotonic() - noticed
         if journey.watch:
-            journey.watch.wait_for_alert()
+            journey.watch.after_notice()
         journey.metadata.clear()
         saved = newest(journey.store("interrupted")).step
         if journey.provisioned and journey.provisioned.engine:
@@ -319,6 +319,8 @@ def resume_run(journey: Journey) -> None:
     title = f"attempt 3: resume on new capacity, {RANKS} ranks, to the end"
     with journey.stage(title, real="verified load, resume", emulated="S3") as stage:
         stage["outcome"] = finish(journey, "interrupted", RANKS)
+        if journey.watch:
+            journey.watch.at_end()
 
 
 def resume_with_other_ranks(journey: Journey) -> None:
@@ -354,9 +356,13 @@ def look_back(journey: Journey) -> None:
         parts = [
             f"goodput {useful_s / seconds:.0%} measured, {planned:.0%} planned for {INTERRUPTIONS} losses without notice"
         ]
-        if journey.watch:
-            journey.firings = journey.watch.firings(began)
-            came = proof.alert_came_and_went(journey.firings, ALERT, journey.noticed, time.time())
+        watched = journey.watch
+        missing = watched.why_blind() if watched else missing
+        if watched and missing is None:
+            journey.firings = watched.firings(began)
+            came = proof.alert_came_and_went(
+                ALERT, journey.firings, journey.noticed, fired=watched.fired, went=watched.went
+            )
             journey.promises.append(came)
             parts.append(f"{ALERT} (times x {TIME_SCALE:.4f}) {came.figure}")
         else:

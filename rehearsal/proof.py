@@ -13,8 +13,6 @@ from trainer.metrics.alerts import Firing
 from trainer.metrics.goodput import seconds_of
 
 Records = Sequence[Mapping[str, Any]]
-ALERT_ENDS_S = 5.0
-"""An alert that Prometheus, which computes it each second, has not seen for so long is over."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +81,19 @@ def lost_at_most(interval: int, last_step_seen: int, resumed_from: int) -> Promi
     return Promise(text, 0 <= lost <= 2 * interval, f"{lost} steps repeated (interval {interval})")
 
 
-def alert_came_and_went(firings: Sequence[Firing], alert: str, noticed: float, now: float) -> Promise:
-    """Check that an alert fired after the notice, and no longer did once the run went on; times are in Unix seconds."""
+def alert_came_and_went(alert: str, firings: Sequence[Firing], noticed: float, *, fired: bool, went: bool) -> Promise:
+    """Check that an alert fired after the notice and no longer did once the run was done; times, of the figure only, are in
+    Unix seconds."""
     text = f"an alert ({alert}) comes with the notice and goes with the resume"
-    # A machine too busy to be scraped may have had it before: that is not this promise.
-    first = next((one for one in firings if one.alert == alert and one.began >= noticed), None)
-    if first is None:
+    if not fired:
         return Promise(text, False, "it did not fire")
-    lasted = f"fired {first.began - noticed:.0f} s after the notice, for {first.ended - first.began:.0f} s"
-    return Promise(text, first.ended < now - ALERT_ENDS_S, lasted)
+    if not went:
+        return Promise(text, False, "it still fired once the run was done")
+    first = next((one for one in firings if one.alert == alert and one.ended >= noticed), None)
+    if first is None:
+        return Promise(text, True, "fired, and ended")
+    after, lasted = max(0.0, first.began - noticed), first.ended - first.began
+    return Promise(text, True, f"fired {after:.0f} s after the notice, for {lasted:.0f} s")
 
 
 @dataclass(frozen=True)

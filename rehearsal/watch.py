@@ -3,22 +3,22 @@ interrupted."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from infra.plan.watch.alert_rules import render
-from trainer.metrics.alerts import Firing, read_firings
+from lustrain.problem import UserError
+from trainer.metrics.alerts import Firing, query, read_firings
 
 ALERT = "RunDown"
 """Nothing trains the run: it comes with the end of the launch that had the notice, and goes with the first step of the next."""
@@ -29,50 +29,98 @@ _PORTS = range(23_000, 28_000)
 """Below those that the kernel gives away by itself: they have to stay free between the launches of the run."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Watch:
-    """A Prometheus that scrapes one run; the ranks of the run serve their metrics from `port` on."""
+    """A Prometheus that scrapes one run; the ranks of the run serve their metrics from `port` on.
+
+    What it has seen decides, and not when: a run that is over before a scrape, or a Prometheus that ends, shows nothing.
+    """
 
     address: str
     run: str
     port: int
     process: subprocess.Popen[bytes]
+    log: Path
+    seen: bool = False
+    """Whether a step was scraped before the notice."""
+    fired: bool = False
+    """Whether the alert fired while nothing trained the run."""
+    done: bool = False
+    """Whether the end of the run was scraped."""
+    went: bool = False
+    """Whether the alert no longer fired after that."""
 
     @property
     def settings(self) -> Mapping[str, str]:
         """Return what the run adds to its configuration."""
         return {"metrics.prometheus_port": str(self.port), "metrics.prometheus_address": "127.0.0.1"}
 
-    def wait_until_seen(self, more: Callable[[], bool]) -> None:
-        """Wait until a step of the run was scraped, while `more` holds."""
-        self._wait(f'lustrain_step{{run="{self.run}"}}', more)
+    def before_notice(self, more: Callable[[], bool]) -> None:
+        """Wait until a step is scraped and the alert is quiet, while `more` holds; a busy machine may have missed scrapes."""
+        self._wait(lambda: self._series(f"{self._step} unless on (run) {self._firing}"), more)
+        self.seen = bool(self._series(f"last_over_time({self._step}[1d])"))
 
-    def wait_for_alert(self) -> None:
-        """Wait until the alert fires; what came of it, `firings` says."""
-        self._wait(f'ALERTS{{alertname="{ALERT}",alertstate="firing",run="{self.run}"}}', lambda: True)
+    def after_notice(self) -> None:
+        """Wait, once no rank is left, until the alert fires."""
+        if self.seen:
+            self.fired = self._wait(lambda: self._series(self._firing))
+
+    def at_end(self) -> None:
+        """Wait, once the run is done, until Prometheus knows that no rank is left, and until the alert no longer fires.
+
+        A run that was scraped waits itself for the scrape of its end.
+        """
+        self._wait(lambda: self._series(self._step) == [])
+        self.done = bool(self._series(f'last_over_time(lustrain_done_step{{run="{self.run}"}}[1d])'))
+        if self.fired and self.done:
+            self.went = self._wait(lambda: self._series(self._firing) == [])
 
     def firings(self, began: float) -> list[Firing]:
-        """Return all alerts about the run from a Unix time until now. UserError where Prometheus is gone."""
-        return read_firings(self.address, self.run, began, time.time())
-
-    def _wait(self, query: str, more: Callable[[], bool]) -> None:
-        ends = time.monotonic() + PATIENCE_S
-        while not self._series(query) and more() and self.process.poll() is None and time.monotonic() < ends:
-            time.sleep(0.2)
-
-    def _series(self, query: str) -> int:
-        url = f"{self.address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        """Return all alerts about the run from a Unix time until now; none where Prometheus is gone."""
         try:
-            with urllib.request.urlopen(url, timeout=30) as reply:
-                return len(json.loads(reply.read())["data"]["result"])
-        except OSError:
-            # It comes up, or is gone, which `firings` says.
-            return 0
+            return read_firings(self.address, self.run, began, time.time())
+        except UserError:
+            return []
+
+    def why_blind(self) -> str | None:
+        """Return why Prometheus saw too little to tell anything from it; None where it saw enough."""
+        code = self.process.poll()
+        if code is not None:
+            last = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
+            return f"Prometheus ended with {code}: {''.join(last)}"
+        if not self.seen:
+            return "the run was half over before Prometheus had scraped a step"
+        return None if self.done or not self.fired else "the run was over before Prometheus had scraped its end"
+
+    @property
+    def _step(self) -> str:
+        return f'lustrain_step{{run="{self.run}"}}'
+
+    @property
+    def _firing(self) -> str:
+        return f'ALERTS{{alertname="{ALERT}",alertstate="firing",run="{self.run}"}}'
+
+    def _wait(self, condition: Callable[[], object], more: Callable[[], bool] = lambda: True) -> bool:
+        """Wait for a condition, and return whether it came."""
+        ends = time.monotonic() + PATIENCE_S
+        while not condition():
+            if not more() or self.process.poll() is not None or time.monotonic() > ends:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _series(self, expression: str) -> list[Any] | None:
+        """Return the series of an expression now; None where Prometheus does not answer: it comes up, is busy, or is gone."""
+        try:
+            return query(self.address, "query", {"query": expression})
+        except UserError:
+            return None
 
 
 def why_not() -> str | None:
     """Return why no Prometheus can watch here; None where one can."""
     missing = [name for name in ("prometheus", "setpriv") if shutil.which(name) is None]
+    missing += [] if find_spec("prometheus_client") else ["the extra `metrics`"]
     return f"{', '.join(missing)} not installed" if missing else None
 
 
@@ -83,8 +131,8 @@ def watch(folder: Path, run: str, ranks: int) -> Iterator[Watch | None]:
         yield None
         return
     folder.mkdir()
-    ports = _free_ports(ranks + 1)
-    targets = [f"127.0.0.1:{port}" for port in ports[1:]]
+    port, *of_ranks = _free_ports(ranks + 1)
+    targets = [f"127.0.0.1:{one}" for one in of_ranks]
     settings = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yml"],
@@ -94,12 +142,12 @@ def watch(folder: Path, run: str, ranks: int) -> Iterator[Watch | None]:
     (folder / "rules.yml").write_text(render(TIME_SCALE), encoding="utf-8")
     # It ends with this process, however that ends.
     command = ["setpriv", "--pdeathsig", "KILL", "prometheus", "--config.file=prometheus.yml"]
-    command += ["--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{ports[0]}"]
+    command += ["--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}"]
     with ExitStack() as ends, (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         ends.callback(process.wait)
         ends.callback(process.kill)
-        yield Watch(f"http://127.0.0.1:{ports[0]}", run, ports[1], process)
+        yield Watch(f"http://127.0.0.1:{port}", run, of_ranks[0], process, folder / "log")
 
 
 def _free_ports(count: int) -> list[int]:

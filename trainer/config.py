@@ -306,6 +306,8 @@ class CloudWatchConfig(Section):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        if int(self.agent.rpartition(":")[2] or 0) > 65535:
+            raise ValueError(f"agent = {self.agent!r} names no port; allowed: 1 to 65535")
         if self.agent and not (self.log_group and self.cluster):
             raise ValueError("has an agent but no log_group or cluster; fix: name both, or set agent to ''")
         return self

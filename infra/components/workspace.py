@@ -9,7 +9,8 @@ from infra.plan.watch.observability import WorkspacePlan
 
 
 class Workspace(pulumi.ComponentResource):
-    """A workspace of Amazon Managed Service for Prometheus, with the rules that it evaluates where the plan has some."""
+    """A workspace of Amazon Managed Service for Prometheus, which is protected and outlives the stack, with the rules that it
+    evaluates where the plan has some; those end with the stack."""
 
     arn: pulumi.Output[str]
     endpoint: pulumi.Output[str]
@@ -17,7 +18,10 @@ class Workspace(pulumi.ComponentResource):
     def __init__(self, name: str, plan: WorkspacePlan, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lustrain:infra:Workspace", name, None, opts)
         ours = pulumi.ResourceOptions(parent=self)
-        made = aws.amp.Workspace(f"{name}-metrics", alias=plan.alias, opts=ours)
+        # Where a stack of an earlier release has it, with its metrics.
+        earlier = pulumi.Alias(parent=pulumi.create_urn(name, "lustrain:infra:Observability"))
+        kept = pulumi.ResourceOptions(parent=self, protect=True, retain_on_delete=True, aliases=[earlier])
+        made = aws.amp.Workspace(f"{name}-metrics", alias=plan.alias, opts=kept)
         if plan.rules:
             aws.amp.RuleGroupNamespace(
                 f"{name}-rules", name=plan.alias, workspace_id=made.id, data=plan.rules, opts=ours

@@ -110,7 +110,7 @@ copy_files() {
 # On EC2 the first boot has done it. A node whose logs go nowhere still trains.
 carry_logs() {
   if [[ "$2" != ec2 && -f "$1/logs.sh" ]]; then
-    timeout --kill-after=10 300 bash "$1/logs.sh" || say "WARNING: logs of this node do not go to CloudWatch"
+    timeout --kill-after=10 540 bash "$1/logs.sh" || say "WARNING: logs of this node do not go to CloudWatch"
   fi
 }
 
@@ -233,8 +233,9 @@ boot() {
     if [[ "$backend" == eks ]]; then
       bash "$(dirname "$agent")/container_data.sh" "${disk#"$root"}"
     fi
-    exporters "$(dirname "$agent")"
     user_script "$(dirname "$agent")"
+    # Last: an installation that takes too long must not stand in the way of the user's.
+    exporters "$(dirname "$agent")"
     say "end"
   } 2>&1 | tee -a "$log"
 }

@@ -15,10 +15,10 @@ from infra.plan.documents import Document, Statement, allow, characters, documen
 from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
 from infra.plan.nodes.controller import secret_name
+from infra.plan.nodes.logs import log_groups
 from infra.plan.place import Place, bucket_names, ours
 from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
 from infra.plan.storage.associations import associations
-from infra.plan.watch.logs import log_groups
 
 NETWORK = (
     "vpc",
@@ -290,17 +290,16 @@ def _workspace(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
     kept = """DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace DescribeLoggingConfiguration
         TagResource UntagResource ListTagsForResource"""
-    rules = ""
+    rules = "CreateRuleGroupsNamespace DescribeRuleGroupsNamespace PutRuleGroupsNamespace DeleteRuleGroupsNamespace"
     if spec.monitor:
-        kept += """ CreateAlertManagerDefinition DescribeAlertManagerDefinition PutAlertManagerDefinition
+        kept += f""" {rules} CreateAlertManagerDefinition DescribeAlertManagerDefinition PutAlertManagerDefinition
             DeleteAlertManagerDefinition"""
-        rules = """CreateRuleGroupsNamespace DescribeRuleGroupsNamespace PutRuleGroupsNamespace DeleteRuleGroupsNamespace
-            TagResource UntagResource ListTagsForResource"""
-    workspaces = place.arn("aps", "workspace/*")
-    yield allow("Prometheus", _named_actions("aps", kept), workspaces, ours(spec))
-    if rules:
+    yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), ours(spec))
+    if spec.monitor:
+        # By name: one that is still to be made has no tags.
+        rules += " TagResource UntagResource ListTagsForResource"
         namespaces = place.arn("aps", f"rulegroupsnamespace/*/{spec.name}")
-        yield allow("PrometheusRules", _named_actions("aps", rules), [workspaces, namespaces], ours(spec))
+        yield allow("PrometheusRules", _named_actions("aps", rules), namespaces)
 
 
 def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

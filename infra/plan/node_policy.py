@@ -8,12 +8,12 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.plan.documents import Location, Statement, allow, location
 from infra.plan.nodes.controller import secret_name
+from infra.plan.nodes.logs import WRITE as WRITE_LOGS
+from infra.plan.nodes.logs import carries_logs, group_arns
 from infra.plan.place import COST_TAG, Place, bucket_names, ours, runs_uri
 from infra.plan.storage import s3_mounts
 from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
 from infra.plan.watch.interruptions import topic_name
-from infra.plan.watch.logs import WRITE as WRITE_LOGS
-from infra.plan.watch.logs import carries_logs, group_arns
 from infra.plan.watch.machine import settings
 from infra.plan.watch.monitor import monitor_actions
 

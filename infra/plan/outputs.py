@@ -71,6 +71,7 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
         role_arn=made.role_arn,
         interruption_queue=made.queue_url,
         log_group=made.log_group,
+        prometheus_port=plan.monitor.settings.trainer_port if plan.monitor else None,
         kubernetes_cluster=made.eks_name,
     )
 

@@ -23,8 +23,8 @@ from infra.plan.nodes.eks import (
     OPERATOR_ROLE,
     pod_identities,
 )
+from infra.plan.nodes.logs import WRITE, write_policy
 from infra.plan.place import Place, ours
-from infra.plan.watch.logs import WRITE, write_policy
 
 GRANTED = (
     "CreateGrant",

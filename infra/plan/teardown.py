@@ -149,7 +149,11 @@ def teardown(plan: Plan) -> tuple[str, ...]:
     if plan.controller:
         lines.append("  Slurm's queue and jobs: aws ec2 delete-volume --volume-id $(pulumi stack output slurmState)")
     if plan.monitor:
-        lines.append("  metrics and dashboards: aws ec2 delete-volume --volume-id $(pulumi stack output monitorData)")
+        lines.append("  the monitor's data: aws ec2 delete-volume --volume-id $(pulumi stack output monitorData)")
+    if plan.observability.workspace:
+        lines.append(
+            "  metrics in AWS: aws amp delete-workspace --workspace-id $(pulumi stack output prometheus | cut -d / -f 5)"
+        )
     if not plan.repository.existing:
         name = plan.repository.name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")

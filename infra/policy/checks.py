@@ -17,6 +17,7 @@ LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
 OPEN_ZFS = "aws:fsx/openZfsFileSystem:OpenZfsFileSystem"
 EFS = "aws:efs/fileSystem:FileSystem"
 VOLUME = "aws:ebs/volume:Volume"
+WORKSPACE = "aws:amp/workspace:Workspace"
 BUCKETS = ("aws:s3/bucket:Bucket", "aws:s3/bucketV2:BucketV2")
 SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
@@ -37,7 +38,7 @@ BILLED = frozenset(
         ENDPOINT,
         BLOCK,
         RESERVATION,
-        "aws:amp/workspace:Workspace",
+        WORKSPACE,
         "aws:cloudwatch/logGroup:LogGroup",
         "aws:cloudwatch/metricAlarm:MetricAlarm",
         VOLUME,
@@ -100,7 +101,7 @@ def public_machine(resource: Resource) -> Iterator[str]:
 
 
 def unprotected_data(resource: Resource) -> Iterator[str]:
-    if resource.type in (LUSTRE, OPEN_ZFS, EFS, VOLUME, *BUCKETS) and not resource.protect:
+    if resource.type in (LUSTRE, OPEN_ZFS, EFS, VOLUME, WORKSPACE, *BUCKETS) and not resource.protect:
         yield "holds data and is not protected: a replacement or `destroy` deletes it"
 
 

@@ -20,6 +20,7 @@ from infra.plan.roles import roles
 from infra.preflight import stackfile
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, explain_bundle
+from infra.preflight.explain_monitor import workspace_alone
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, run_in
 from infra.preflight.report import rule_lines
 from infra.preflight.rule import Context
@@ -70,12 +71,14 @@ def changes(stack: str, old: str | None) -> list[Change]:
     read = stackfile.read(stack)
     after, region = read.spec, read.region or ""
     sha = bundle(after, region=region).sha
+    alone: list[Change] = []
     if old:
         before = stackfile.read_spec(Path(old))
         was = bundle(before, region=region).sha
     else:
         outputs = deployed.outputs(stack, "spec", "--old FILE")
         before = parse(_as_deployed(outputs["spec"]))
+        alone = [workspace_alone(after)] if _switch(outputs["spec"]) else []
         was = str(outputs.get("bundle", sha))
     told = explain(before, after, now())
     stays = before.controller is not None and after.controller is not None
@@ -83,7 +86,7 @@ def changes(stack: str, old: str | None) -> list[Change]:
     anew = any(
         change.path.startswith("scheduler.controller") and change.effect == Effect.REPLACES_NODES for change in told
     )
-    return [*told, *explain_bundle(was, sha, controller=stays and not anew)]
+    return [*told, *alone, *explain_bundle(was, sha, controller=stays and not anew)]
 
 
 BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}
@@ -92,9 +95,23 @@ BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}
 
 
 def _as_deployed(spec: Any) -> Any:
-    """Return an output `spec` with the defaults of its time for `eks`: today's differ."""
-    eks = spec.get("eks", {}) if isinstance(spec, Mapping) else None
-    return {**spec, "eks": {**BEFORE, **eks}} if isinstance(eks, Mapping) else spec
+    """Return an output `spec` in today's form: with the defaults of its time for `eks`, which differ today, and without a
+    monitor where `observability.prometheus` was a switch."""
+    if not isinstance(spec, Mapping):
+        return spec
+    values, eks = dict(spec), spec.get("eks", {})
+    if isinstance(eks, Mapping):
+        values["eks"] = {**BEFORE, **eks}
+    if _switch(spec) is not None:
+        values["observability"] = {**spec["observability"], "prometheus": "none"}
+    return values
+
+
+def _switch(spec: Any) -> bool | None:
+    """Return what `observability.prometheus` was while it was a switch, which made a workspace alone; None for a later spec."""
+    watch = spec.get("observability") if isinstance(spec, Mapping) else None
+    value = watch.get("prometheus") if isinstance(watch, Mapping) else None
+    return value if isinstance(value, bool) else None
 
 
 def before_first_up(stack: stackfile.Stack) -> list[str]:

@@ -18,8 +18,8 @@ from infra.config import Capacity, ClusterSpec, Group
 from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
 from infra.plan.nodes.capacity import Shares, market, mix, shares
+from infra.plan.nodes.logs import carries_logs
 from infra.plan.summary import machines
-from infra.plan.watch.logs import carries_logs
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_monitor import monitor, moved_monitor
 from infra.preflight.explain_scheduler import ANEW, INSTEAD, LOST, moved_controller, scheduler
@@ -415,6 +415,10 @@ def _logs(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         eks = new.backend == "hyperpod-eks"
         message = "the add-on comes to the running cluster" if eks else "running nodes carry nothing, new ones do"
         yield Change(key, Effect.IN_PLACE if eks else Effect.NEW_NODES, message)
+    if before != after and old.controller and new.controller:
+        yield Change(
+            "scheduler.controller", Effect.REPLACES_NODES, f"{key}: its bundle is another. {ANEW}", LOST, INSTEAD
+        )
 
 
 def _other_changes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

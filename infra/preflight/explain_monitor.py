@@ -15,6 +15,7 @@ MACHINE = f"{HERE}.monitor"
 ANYWHERE = Place("us-east-1", "000000000000")
 """Both specs are compared there; an update never moves a stack to another region."""
 VOLUME = "the volume of metrics and dashboards"
+WORKSPACE = "the workspace of Prometheus"
 ANEW = "The monitor is made anew with its data: metrics of some minutes are missing"
 
 
@@ -22,9 +23,7 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     was, will_be = old.observability, new.observability
     here = f"{HERE}.prometheus"
     if was.prometheus == "amp" and will_be.prometheus != "amp":
-        instead = "keep amp until you need them no more: nothing copies them"
-        lost = "all metrics in it"
-        yield Change(here, Effect.DELETES_OBJECTS, "the workspace of Prometheus is deleted", lost, instead)
+        yield protected(here, WORKSPACE)
     if old.monitor is None and new.monitor is None:
         yield from _other_keys(old, new)
     elif old.monitor is None:
@@ -33,6 +32,16 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield protected(here, VOLUME)
     else:
         yield from _machine(old, new)
+
+
+def workspace_alone(new: ClusterSpec) -> Change:
+    """Return what becomes of the workspace of a stack that was deployed when `prometheus` was a switch: it had no monitor, and
+    was not protected."""
+    here = f"{HERE}.prometheus"
+    if new.observability.prometheus == "amp":
+        return Change(here, Effect.IN_PLACE, f"{WORKSPACE} stays, and is protected from then on")
+    instead = "set amp until you need them no more: nothing copies them"
+    return Change(here, Effect.DELETES_OBJECTS, f"{WORKSPACE} is deleted", "all metrics in it", instead)
 
 
 def moved_monitor(old: ClusterSpec, moved: Sequence[str]) -> Iterator[Change]:
@@ -77,8 +86,8 @@ def _architecture(spec: ClusterSpec) -> str | None:
     return kind.architecture if kind else None
 
 
-def _boot(spec: ClusterSpec) -> tuple[str | None, str]:
-    return spec.access.ssh_key, user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there")
+def _boot(spec: ClusterSpec) -> str:
+    return user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there")
 
 
 def _size(before: int, after: int) -> Change:

@@ -134,10 +134,11 @@ def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
 
 
 def known_machines(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
-    """Yield the groups of `known_groups`, and Slurm's controller on EC2 as one more."""
+    """Yield the groups of `known_groups`, and Slurm's controller on EC2 and the monitor, each as one more."""
     yield from known_groups(spec)
-    if (controller := spec.controller) and (facts := spec.node_of(controller)):
-        yield CONTROLLER_PATH, controller, facts
+    for path, machine in ((CONTROLLER_PATH, spec.controller), (MONITOR_PATH, spec.monitor)):
+        if machine and (facts := spec.node_of(machine)):
+            yield path, machine, facts
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def run(command: Sequence[str], text: str = "", *, fix: str, output: IO[bytes] |
             env=environment(os.environ),
             stdout=output or subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            # A batch script is Python, whose source is UTF-8 in every locale.
+            encoding="utf-8",
             errors="replace",
             timeout=TIMEOUT_S,
             check=False,

@@ -314,7 +314,7 @@ def array_log(sweep: str, folder: Path) -> str:
 
 
 def _whole(options: Sequence[str], title: str, values: Any, plan: str) -> str:
-    """Return a batch script: HEAD, `values` as PLAN, MODULES as they are. `plan` is the expression by PLAN of its plan."""
+    """Return a batch script: HEAD, `values` as PLAN, MODULES as they are. `plan` is the expression of its own plan in PLAN."""
     root = Path(__file__).parents[2]
     files = {name: root.joinpath(*name.split(".")).with_suffix(".py") for name in MODULES}
     sources = [f"    {name!r}: r'''{file.read_text(encoding='utf-8')}'''," for name, file in files.items()]

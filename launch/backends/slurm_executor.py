@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -64,7 +65,7 @@ STEP_NAMES = ("LUSTRAIN_ATTEMPT", "SLURMD_NODENAME", "SLURM_NNODES", "SLURM_NODE
 PREPARE_MIN = 30
 """How long nodes may take to have the image, and to start a container of it."""
 AGAIN_S = (10.0, 50.0)
-"""Pauses after which nodes are tried again: a registry that restarts, or limits its calls, answers within a minute."""
+"""Pauses before another try: a registry that restarts, or limits its calls, answers within a minute; so does slurmctld."""
 FAILED_SOON_S = 300.0
 """What takes longer to fail is not tried again: the other nodes of the job wait meanwhile."""
 CONTAINERS = "lustrain-job-"
@@ -75,6 +76,8 @@ JOB_LOGS = "/var/log/lustrain-jobs"
 MOST_COPIED = 200 << 20
 """Bytes of one job, as of one launch over SSH."""
 COPY_S = 2.0
+ROOM = 4 << 30
+"""Bytes that are left for others on the folder's disk: a full root volume stops a node."""
 ANSWER_S = 60.0
 """For a program that says what is on this host, and for the end of what is left on nodes."""
 
@@ -335,7 +338,7 @@ class Allocation:
         ending = False
         while self._step.poll() is None:
             self._watch_over_this_host()
-            if not ending and should_end():
+            if not ending and not self._signal and should_end():
                 ending = True
                 self._step.send_signal(signal.SIGUSR1)
             with suppress(subprocess.TimeoutExpired):
@@ -423,8 +426,12 @@ def requeue(without: Sequence[str], unfit: Sequence[str] = ()) -> int:
         names += [before] if before else []
     # Slurm ends this script as soon as the job is requeued, and which nodes it is to do without can be said only then.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    done = subprocess.run(["scontrol", "requeue", job], check=False)
-    if done.returncode:
+    for pause_s in (0.0, *AGAIN_S):
+        time.sleep(pause_s)
+        done = subprocess.run(["scontrol", "requeue", job], check=False)
+        if done.returncode == 0:
+            break
+    else:
         log("Slurm does not requeue the job; fix: start it again with `fab train --resume`")
         return PEERS
     # Also where it is empty: a name in an earlier list may be that of another node by now.
@@ -458,8 +465,9 @@ class OutputCopy:
         self._target = os.path.join(folder, f"{os.environ['SLURM_JOB_ID']}.log")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="output-copy", daemon=True)
-        if os.access(folder, os.W_OK):
-            self._thread.start()
+        with suppress(OSError):
+            if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > ROOM + MOST_COPIED:
+                self._thread.start()
 
     def close(self) -> None:
         """Copy what is left."""
@@ -468,7 +476,14 @@ class OutputCopy:
             self._thread.join(ANSWER_S)
 
     def _run(self) -> None:
-        with suppress(OSError), open(self._source, "rb") as source, open(self._target, "ab") as target:
+        with (
+            suppress(OSError),
+            open(self._source, "rb") as source,
+            open(self._target, "ab", opener=_for_owner) as target,
+        ):
+            if os.fstat(target.fileno()).st_uid != os.getuid():
+                # Every user may make files there, also one of this name for others to read.
+                return
             source.seek(self._begin)
             left, is_last = MOST_COPIED, False
             while left > 0 and not is_last:
@@ -477,6 +492,11 @@ class OutputCopy:
                     target.write(data)
                     left -= len(data)
                 target.flush()
+
+
+def _for_owner(path: str, flags: int) -> int:
+    """Open a file that its owner and root alone may read, and follow no link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def main(plan: Mapping[str, Any]) -> int:

@@ -117,10 +117,10 @@ class SshBackend:
             if common.container:
                 # The run's folder is made when all is well.
                 common = replace(common, container=without_mount(common.container, request.run.removeprefix(FILE)))
-            found = nodes.inspect(nodes_of_group(options.cluster, options.group), common)
-            refuse_too_few(request, {node.name: one for node, one in found.items()}, resume=resume)
+            inspections = nodes.inspect(nodes_of_group(options.cluster, options.group), common)
+            refuse_too_few(request, {node.name: one for node, one in inspections.items()}, resume=resume)
             if options.detach:
-                node = supervisor_node(found)
+                node = supervisor_node(inspections)
                 print_line(f"{node.name} looks at the nodes, which it will supervise")
                 check_from_node(nodes, node, request, common, resume=resume)
         finally:

@@ -109,7 +109,7 @@ class SshExecutor:
         except UserError as error:
             raise TemporarilyUnavailable(str(error)) from None
         # The next launch fetches the image: that may take many minutes, in which this one is not followed.
-        inspections = self._nodes.inspect(others, self._plan, try_image=False)
+        inspections = self._nodes.inspect(others, self._plan, seconds=STATE_S, try_image=False)
         idle = (node.name for node, one in inspections.items() if not one.why and not any(one.running()))
         return ExtraNodes(tuple(idle))
 
@@ -155,7 +155,8 @@ class SshExecutor:
             if self._signal and silent:
                 why = f"no node answers: whether launch {number} goes on is not known"
                 raise UserError(f"{why}; fix: fab train … --resume once they answer", UNREACHABLE)
-            ending = ending or (all(state == RUNNING for state in states) and should_end())
+            if not self._signal and not ending and all(state == RUNNING for state in states):
+                ending = should_end()
             if self._signal or ending:
                 # One that starts, or does not answer, gets it later.
                 here = [node for node, state in zip(nodes, states, strict=True) if state == RUNNING]

@@ -91,16 +91,19 @@ class Nodes:
         """Wait for no node any longer: all calls end with a Fault. What runs on nodes goes on."""
         self._connections.stopped.set()
 
-    def inspect(self, nodes: Iterable[Node], plan: SshPlan, *, try_image: bool = True) -> dict[Node, Inspection]:
+    def inspect(
+        self, nodes: Iterable[Node], plan: SshPlan, *, seconds: float = CALL_S, try_image: bool = True
+    ) -> dict[Node, Inspection]:
         """Return whether nodes are ready for a launch. Nothing is changed on them but that they have the image.
 
-        Without `try_image` nothing is fetched, and whether a container starts is left open.
+        `seconds` are for one node, without its image. Without `try_image` that is not fetched, and may not start.
         """
         given = "".join(f"{name}={value}\n" for name, value in plan.variables.items())
         script = inspect_script(None if plan.container else plan.python)
 
         def inspect(node: Node) -> Inspection:
-            found = parse_inspection(self.run(node, script, given), plan.python, node.route.user or "")
+            said = self.run(node, script, given, seconds=seconds)
+            found = parse_inspection(said, plan.python, node.route.user or "")
             if found.why or plan.container is None or not try_image:
                 return found
             trial = trial_script(plan.container, tuple(plan.variables), found.ids, found.groups, plan.python)

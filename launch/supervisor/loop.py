@@ -13,6 +13,7 @@ from launch.supervisor.policy import (
     PEERS,
     REQUEUE,
     Decision,
+    ExtraNodes,
     Growth,
     Launch,
     Requeue,
@@ -24,6 +25,8 @@ from launch.supervisor.policy import (
     final_decision,
     grows_at,
     growth,
+    leaving_nodes,
+    untrusted_nodes,
 )
 
 POLL_S = 5.0
@@ -49,6 +52,7 @@ def supervise(
     """Keep the run going until it is done, or nothing here can bring it on."""
     waiting_for, since = "", None
     grown: Growth | None = None
+    may_grow = True
     while True:
         number = None
         try:
@@ -56,8 +60,14 @@ def supervise(
             stop = stop or executor.stop_reason()
             # A run that has ended does not wait for a scheduler that does not answer.
             decision: Decision | None = final_decision(policy, history, clock(), stop)
-            if decision is None and grown is not None and grown.requeue and history[-1].code == REQUEUE:
-                decision = Requeue((), f"the run goes on with {grown.size} nodes if it gets them")
+            # A run that was requested anew meanwhile has no history.
+            ended = history[-1].code if history else REQUEUE
+            if decision is None and grown is not None and ended != REQUEUE:
+                log(f"the launch that made way ended with {ended}, perhaps without its save: none does any more")
+                grown, may_grow = None, False
+            if decision is None and grown is not None and grown.requeue:
+                without = leaving_nodes(history, clock()) | untrusted_nodes(policy, history, clock())
+                decision = Requeue(tuple(sorted(without)), f"the run goes on with {grown.size} nodes if it gets them")
             decision = decision or decide(
                 policy,
                 history,
@@ -78,7 +88,8 @@ def supervise(
         if number is not None and isinstance(decision, Start):
             waiting_for, since = "", None
             watch = GrowthWatch(executor, policy, history, decision.nodes, journal.launcher_id, log, clock)
-            code = _run_launch(executor, journal, number, decision.nodes, watch.should_end, log)
+            should_end = watch.should_end if may_grow else _never
+            code = _run_launch(executor, journal, number, decision.nodes, should_end, log)
             grown = watch.growth
             if code == LOST_RUN:
                 # The run's new owner has ended this launch's record, and begun one of its own.
@@ -95,6 +106,10 @@ def supervise(
             if clock() - since > max_wait_s:
                 return Stop(PEERS, f"{decision.why}, for {_hours(max_wait_s)}; fix: go on later with --resume")
             executor.sleep(POLL_S)
+
+
+def _never() -> bool:
+    return False
 
 
 def _hours(seconds: float) -> str:
@@ -123,7 +138,7 @@ def _announce_and_pause(executor: Executor, start: Start, log: Callable[[str], N
 
 
 class GrowthWatch:
-    """Looks, while a launch runs, whether the run could go on with more nodes."""
+    """Looks, while a launch runs, whether the run could go on with more nodes: twice in a row, for its restart costs."""
 
     def __init__(
         self,
@@ -138,6 +153,8 @@ class GrowthWatch:
         self._executor, self._policy, self._history, self._running = executor, policy, history, running
         self._launcher_id, self._log, self._clock = launcher_id, log, clock
         self._next_look = grows_at(policy, history, running, clock())
+        self._possible = False
+        """Whether the last look saw a larger size, too: nodes of others are idle for a moment while these restart."""
         self.growth: Growth | None = None
         """Why the launch was ended; None where that was not for its growth."""
 
@@ -146,12 +163,14 @@ class GrowthWatch:
         now = self._clock()
         if self.growth is not None or self._next_look is None or now < self._next_look:
             return self.growth is not None
-        self._next_look = now + GROW_POLL_S
         try:
             extra = self._executor.extra_nodes(self._running)
         except TemporarilyUnavailable:
-            return False
-        self.growth = growth(self._policy, self._history, self._running, extra, now, launcher_id=self._launcher_id)
+            extra = ExtraNodes()
+        # A look may itself have taken a while, in which the launch was not followed.
+        self._next_look = self._clock() + GROW_POLL_S
+        larger = growth(self._policy, self._history, self._running, extra, now, launcher_id=self._launcher_id)
+        self.growth, self._possible = larger if self._possible else None, larger is not None
         if self.growth is not None:
             starts = [launch.start_s for launch in self._history if launch.start_s]
             cost = f", about {starts[-1]:.0f} s" if starts else ""

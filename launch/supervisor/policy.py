@@ -22,11 +22,10 @@ LEAVING_S, DAY_S = 600.0, 86_400.0
 """How long a node that got a notice is left out: a spot instance has two minutes
 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html). Later, the name may be that of
 its successor."""
-
-
-GROW_AFTER_S, GROW_STARTS, GROW_AGAIN = 600.0, 20.0, 4.0
+GROW_AFTER_S, GROW_STARTS, GROW_AGAIN, GROW_AGAIN_S = 600.0, 20.0, 4.0, 60.0
 """A launch that makes way for a larger one has run for ten minutes at least, and for so many times what a start costs: about a
-twentieth of the time is the most that growing may cost. After one that brought no more nodes, the next waits so much longer."""
+twentieth of the time is the most that growing may cost. After one that brought no more nodes, the next waits GROW_AGAIN times
+as long, of GROW_AGAIN_S at least: `grow_after_s` may be 0, and the run must not restart in a loop."""
 
 
 @dataclass(frozen=True)
@@ -176,13 +175,14 @@ def decide(
     final = final_decision(policy, history, now, stop)
     if final is not None:
         return final
-    leaving = {node for launch in history if now - launch.ended < LEAVING_S for node in launch.noticed}
+    leaving = leaving_nodes(history, now)
     excluded = leaving | (
         recently_lost_nodes(history, launcher_id, now) if policy.scheduler_can_replace_nodes else set()
     )
     available = [node for node in healthy if node not in excluded]
     # A node that was blamed is better than a run that waits forever.
-    trusted = [node for node in available if policy.allow_blamed_nodes or node not in repeatedly_blamed(history, now)]
+    untrusted = untrusted_nodes(policy, history, now)
+    trusted = [node for node in available if node not in untrusted]
     chosen = trusted if policy.usable_nodes(len(trusted)) else available
     size = policy.usable_nodes(len(chosen))
     if size:
@@ -218,22 +218,23 @@ def growth(
 ) -> Growth | None:
     """Return on how many more nodes a run could go on than those of its running launch; None where it stays as it is.
 
-    A larger size has to be usable: micro-batches for all ranks, and whole replicas of the model. Nodes that were blamed twice
-    are no reason to grow.
+    A larger size has to be usable: micro-batches for all ranks, and whole replicas of the model. Nodes that the next launch
+    leaves out do not count, neither those that run nor others.
     """
-    leaving = {node for launch in history if now - launch.ended < LEAVING_S for node in launch.noticed}
-    unfit = leaving | (set() if policy.allow_blamed_nodes else repeatedly_blamed(history, now))
+    unfit = leaving_nodes(history, now) | untrusted_nodes(policy, history, now)
     # In a new allocation, a node that this one has lost counts as healthy.
     lost = recently_lost_nodes(history, launcher_id, now) if policy.scheduler_can_replace_nodes else set()
+    kept = [node for node in running if node not in unfit]
     held = [node for node in extra.held if node not in {*running} | unfit | lost]
     free = [node for node in extra.free if node not in {*running, *held} | unfit]
-    size = policy.usable_nodes(len(running) + len(held))
+    size = policy.usable_nodes(len(kept) + len(held))
     if size > len(running):
-        names = ", ".join(held[: size - len(running)])
+        names = ", ".join(held[: size - len(kept)])
         return Growth(size, f"{names} can be used: saving, to go on with {_nodes(size)} instead of {len(running)}")
-    size = policy.usable_nodes(len(running) + len(held) + len(free))
+    size = policy.usable_nodes(len(kept) + len(held) + len(free))
     if policy.scheduler_can_replace_nodes and size > len(running):
-        why = f"{', '.join(free)} would be free: saving, and back to the queue for {_nodes(size)} instead of {len(running)}"
+        names = ", ".join(free[: size - len(kept) - len(held)])
+        why = f"{names} would be free: saving, and back to the queue for {_nodes(size)} instead of {len(running)}"
         return Growth(size, why, requeue=True)
     return None
 
@@ -250,7 +251,7 @@ def grows_at(policy: RestartPolicy, history: Sequence[Launch], running: Sequence
         # It was ended, not by a notice, and the one after it had no more nodes.
         if launch.code != REQUEUE or launch.noticed or size > len(launch.nodes):
             break
-        wait, size = wait * GROW_AGAIN, len(launch.nodes)
+        wait, size = max(wait, GROW_AGAIN_S) * GROW_AGAIN, len(launch.nodes)
     # A restart shortly before the end of the capacity gains nothing.
     at = began + min(wait, DAY_S)
     return at if policy.deadline is None or at + wait < policy.deadline else None
@@ -258,6 +259,16 @@ def grows_at(policy: RestartPolicy, history: Sequence[Launch], running: Sequence
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
+
+
+def leaving_nodes(history: Sequence[Launch], now: float) -> set[str]:
+    """Return the nodes that AWS takes away."""
+    return {node for launch in history if now - launch.ended < LEAVING_S for node in launch.noticed}
+
+
+def untrusted_nodes(policy: RestartPolicy, history: Sequence[Launch], now: float) -> set[str]:
+    """Return the nodes that are used only where a run could not go on without them."""
+    return set() if policy.allow_blamed_nodes else repeatedly_blamed(history, now)
 
 
 def repeatedly_blamed(history: Sequence[Launch], now: float) -> set[str]:

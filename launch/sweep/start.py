@@ -22,6 +22,7 @@ from launch.sweep.record import Sweep, add_point, register_search, register_swee
 from launch.sweep.search import DRAWS, Trial, draw_values
 from launch.sweep.status import DONE, ENDED_EARLY, NOT_STARTED, UNFINISHED, read_outcomes, read_rows
 from lustrain.problem import UserError, problem
+from lustrain.progress import Progress
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.node.ranks import FORWARDED
 from trainer.run import journal
@@ -187,15 +188,17 @@ def _submit_array(
 ) -> bool:
     """Submit all points that are due as one job; False where each is to be a job of its own."""
     due: dict[int, RunRequest] = {}
-    for index, (request, outcome) in enumerate(zip(plan.requests, outcomes, strict=True)):
-        if outcome == NOT_STARTED or (options.resume and outcome != DONE):
-            try:
-                backend.check_queue(request, resume=outcome != NOT_STARTED)
-            except UserError as error:
-                if outcome == UNFINISHED and _has_job(error):
-                    continue
-                raise
-            due[index] = request
+    with Progress("queue", len(plan.requests), "runs", brief=True) as progress:
+        for index, (request, outcome) in enumerate(zip(plan.requests, outcomes, strict=True)):
+            progress.advance()
+            if outcome == NOT_STARTED or (options.resume and outcome != DONE):
+                try:
+                    backend.check_queue(request, resume=outcome != NOT_STARTED)
+                except UserError as error:
+                    if outcome == UNFINISHED and _has_job(error):
+                        continue
+                    raise
+                due[index] = request
     if len(due) < 2:
         return False
     array = backend.plan_array(due, plan.uri, options.folder, os.environ, options.at_once)

@@ -9,9 +9,9 @@ import torch
 
 from lustrain.problem import UserError
 from tests.checkpoint.loading import NEW, Counting, load_alone
-from tests.checkpoint.written import Cut, assert_same, held_on, rewrite_manifest, write_sharded
+from tests.checkpoint.written import Cut, assert_same, held_on, rewrite_manifest, store_part, write_sharded
 from trainer.checkpoint.format.layout import index_key
-from trainer.checkpoint.format.records import BLOCK_BYTES
+from trainer.checkpoint.format.records import BLOCK_BYTES, decode_index
 from trainer.checkpoint.load.assemble import Region, cut
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places, ignore_event
@@ -47,13 +47,28 @@ def test_rank_reads_its_share_and_the_indexes_of_its_chunks(store: LocalStore) -
         assert indexes == {index_key(manifest.attempt, part) for part in {0, rank}}
 
 
-def test_layout_that_hides_a_chunk_is_damage_that_names_the_tensor(store: LocalStore) -> None:
-    manifest = write_sharded(store, NEW.step, MESH, training_state(6))
+def test_layout_that_hides_a_chunk_costs_no_work_and_verify_names_it(store: LocalStore) -> None:
+    state = training_state(6)
+    manifest = write_sharded(store, NEW.step, MESH, state)
     assert verify_checkpoint(store, NEW).ok
     layout = manifest.layout
     assert layout is not None
     groups = tuple(replace(group, cuts=()) for group in layout.groups)
     rewrite_manifest(store, manifest, layout=replace(layout, groups=groups))
-    with pytest.raises(UserError, match="tensor model/matrix: its chunks do not add up"):
-        load_alone(store, [NEW])
+    assert_same(load_alone(store, [NEW]).tensors, {name: tensor for name, (tensor, _) in state.items()})
     assert "model/matrix" in verify_checkpoint(store, NEW).problems[0]
+
+
+@pytest.mark.parametrize("lost", ["model/matrix", "optim/norm0/step"])
+def test_chunk_that_no_part_holds_is_damage_that_names_the_tensor(store: LocalStore, lost: str) -> None:
+    """A third of the matrix; all of the count."""
+    manifest = write_sharded(store, NEW.step, MESH, training_state(6))
+    first, *others = manifest.parts
+    raw, entries = store.read(first.data_key)[0], decode_index(store.read(first.index_key)[0]).entries
+    for key in (first.data_key, first.index_key):
+        store.delete(key)
+    left = tuple(entry for entry in entries if entry.name != lost)
+    rewrite_manifest(store, manifest, parts=(store_part(store, manifest.attempt, 0, left, bytearray(raw)), *others))
+    with pytest.raises(UserError, match=f"tensor {lost}: its chunks"):
+        load_alone(store, [NEW])
+    assert lost in verify_checkpoint(store, NEW).problems[0]

@@ -256,9 +256,10 @@ def test_shard_of_a_tensor_is_refused_and_whole_tensors_still_save(store: Object
     assert manifests_of(store) == [ManifestId(1, 2)]
 
 
-def test_shards_that_do_not_make_up_a_tensor_are_not_committed(store: ObjectStore) -> None:
-    """The other half would be on a second rank, which this job has not."""
-    with checkpointer(store, Events(), mesh=[Axis("dim 0", 2, 0)]) as saver, mesh_of_two() as mesh:
+@pytest.mark.parametrize("others", [[], [Axis("replicate", 2, 1)]], ids=["half", "nothing"])
+def test_shards_that_do_not_make_up_a_tensor_are_not_committed(store: ObjectStore, others: list[Axis]) -> None:
+    """The other half, or all of it, would be on ranks that this job has not."""
+    with checkpointer(store, Events(), mesh=[*others, Axis("dim 0", 2, 0)]) as saver, mesh_of_two() as mesh:
         outcome = save_one(saver, 1, {"model/half": shard_on(mesh)})
         assert not outcome.committed
         assert "model/half" in outcome.detail

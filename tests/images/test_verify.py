@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
             _install(root, layer, name, version)
     _write(root, "opt/lustrain/torch/torch/__init__.py", "")
     code = "opt/lustrain/code/trainer"
-    for module in ("__init__.py", "launch/__init__.py", "launch/local.py"):
+    for module in ("__init__.py", "node/__init__.py", "node/launcher.py"):
         _write(root, f"{code}/{module}", "")
     _write(root, f"{code}/loop.py", "import torch\n")
     _write(root, "etc/passwd", f"root:x:0:0::/root:/bin/sh\nlustrain:*:{_uid()}:{_uid()}::/home/lustrain:/bin/sh\n")

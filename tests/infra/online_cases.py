@@ -313,6 +313,11 @@ def image(architecture: str) -> Answer:
     return "ec2", "describe_images", {"Images": [{"Architecture": architecture}]}
 
 
+def encrypted_image() -> Answer:
+    """One that EC2 takes and HyperPod does not."""
+    return "ec2", "describe_images", {"Images": [{**BUILT, "BlockDeviceMappings": [{"Ebs": {"Encrypted": True}}]}]}
+
+
 def named(name: str) -> Answer:
     return "ec2", "describe_images", {"Images": [{"Name": name}]}
 
@@ -406,6 +411,9 @@ INBOUND_ONLY = {"PrivateDnsOnlyForInboundResolverEndpoint": True}
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-01234567"}
 G_SPOT = "All G and VT Spot Instance Requests"
 G_ON_DEMAND = "Running On-Demand G and VT instances"
+STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
+MONITOR: dict[str, Any] = {"observability": {"prometheus": "self"}}
+MONITORS_IMAGE = "observability.monitor.image_id"
 WITH_BASE: dict[str, Any] = {**TWO_TYPES, "groups.0.capacity.on_demand_base": 2}
 RESERVATION_KEY = "groups.0.capacity.reservation"
 PLAN_KEY = "groups.2.capacity.training_plan"
@@ -497,11 +505,13 @@ CASES = [
         SPOT,
         [offered("use1-az4")],
         "observability.monitor.type",
-        edits={"observability": {"prometheus": "self"}},
+        edits=MONITOR,
     ),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1536)]),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1535)], "groups"),
     Case("EC2-102", SPOT, [quota("All P5 Spot Instance Requests", 9999)], "groups", "unknown"),
+    Case("EC2-102", SLURM, [quota(STANDARD, 2)], edits=MONITOR),
+    Case("EC2-102", SLURM, [quota(STANDARD, 1)], "groups", edits=MONITOR),
     Case("EC2-101", SPOT, [offered("use1-az4", type_="g6.12xlarge")], f"{OTHERS}.0", edits=TWO_TYPES),
     Case("EC2-102", SPOT, [quota(G_SPOT, 384)], edits=TWO_TYPES),
     Case("EC2-102", SPOT, [quota(G_SPOT, 383)], "groups", edits=TWO_TYPES),
@@ -530,6 +540,8 @@ CASES = [
     Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], OWN_IMAGE),
     Case("EC2-107", SPOT, [], edits=IMAGE),
+    Case("EC2-107", SLURM, [("ssm", "get_parameter", "ParameterNotFound")], MONITORS_IMAGE, edits=MONITOR),
+    Case("EC2-105", SLURM, [encrypted_image()], edits={**MONITOR, MONITORS_IMAGE: "ami-0123456789abcdef0"}),
     *(
         Case("EC2-105", SLURM, [("ec2", "describe_images", {"Images": [{**BUILT, **more}]})], path, edits=IMAGE)
         for path, more in (

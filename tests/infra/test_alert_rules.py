@@ -292,6 +292,14 @@ FURTHER_CASES = {
     ),
 }
 QUIET: dict[str, Quiet] = {
+    "NodeMissing": Quiet(  # a new node is there before the old one goes
+        {
+            f'{name}{{instance="{node}"}}': values
+            for name in ("up", "node_boot_time_seconds")
+            for node, values in (("a", "1x80"), ("b", "1x30 stale"), ("c", "_x25 1x55"))
+        },
+        55,
+    ),
     "SlurmDown": Quiet({"lustrain_slurm_up": "1x40", 'up{instance="n1"}': "0x40"}, 20),  # another machine is gone
     "RunDown": Quiet(  # it was done, at a step after the last one that was scraped
         _of_run("step", "100+10x20 stale") | _of_run("done_step", "_x20 303 stale"),

@@ -12,9 +12,7 @@ from jsonschema import Draft4Validator
 
 from infra.plan.nodes.bundle import LOGS, ON_INIT
 from infra.plan.nodes.eks import LOGS_ROLE
-from infra.plan.place import Place
-from infra.plan.stack import Plan
-from infra.plan.watch.logs import (
+from infra.plan.nodes.logs import (
     ADDON,
     ADDON_ACCOUNT,
     ADDON_NAMESPACE,
@@ -23,6 +21,8 @@ from infra.plan.watch.logs import (
     PORT,
     agent_configuration,
 )
+from infra.plan.place import Place
+from infra.plan.stack import Plan
 from infra.preflight.explain import explain
 from launch import request
 from launch.backends import slurm_executor, ssh_unit
@@ -141,7 +141,10 @@ def test_pods_carry_logs_with_a_role_of_their_own() -> None:
     declared = plan("hyperpod-eks-g6e-spot")
     assert declared.eks is not None
     addon = next(one for one in declared.eks.addons if one.name == ADDON)
-    assert (addon.before_nodes, addon.values is not None) == (False, True)
+    assert not addon.before_nodes
+    assert addon.values is not None
+    billed = ("containerInsights", "otelContainerInsights", "applicationSignals")
+    assert [addon.values[part] for part in billed] == [{"enabled": False}] * 3
     identity = next(one for one in declared.eks.pod_identities if one.role == LOGS_ROLE)
     assert (identity.namespace, identity.service_account) == (ADDON_NAMESPACE, ADDON_ACCOUNT)
     (role,) = (one for one in declared.roles if one.key == LOGS_ROLE)
@@ -160,8 +163,9 @@ def test_without_logs_nothing_is_made_for_them(stack: str) -> None:
     assert not [file.path for file in silent.bundle.files if file.path.startswith("logs.")]
     assert LOGS_ROLE not in {role.key for role in silent.roles}
     assert "logs:PutLogEvents" not in json.dumps([role.policy for role in silent.roles])
-    (change,) = explain(spec_of(stack, {}), silent.spec)
-    assert (change.path, bool(change.lost)) == ("observability.logs", True)
+    changes = {one.path: bool(one.lost) for one in explain(spec_of(stack, {}), silent.spec)}
+    anew = {"scheduler.controller": True} if silent.spec.controller else {}
+    assert changes == {"observability.logs": True, **anew}
 
 
 def test_existing_eks_cluster_keeps_the_agent_it_has() -> None:
@@ -205,6 +209,14 @@ def test_node_without_an_agent_boots(node: Node, name: str, text: str) -> None:
     assert "WARNING: logs of this node do not go to CloudWatch" in node.log
     assert not (node.root / CONTROL).exists()
     assert not node.asked.exists()
+
+
+def test_long_download_starts_no_dpkg_that_would_be_ended(node: Node) -> None:
+    script = node.bundle / LOGS.name
+    script.write_text(script.read_text().replace("AWS_REGION=us-east-2", "AWS_REGION=us-east-2 SECONDS=300"))
+    assert node.boot(ON_INIT).returncode == 0
+    assert "WARNING: logs of this node do not go to CloudWatch" in node.log
+    assert "apt-get" not in node.mounts.read_text()
 
 
 def test_first_boot_of_ec2_carries_logs_before_the_bundle_does(node: Node) -> None:

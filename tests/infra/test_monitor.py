@@ -91,6 +91,18 @@ def test_workspace_gets_samples_and_judges_them() -> None:
     assert manager["receivers"][0]["sns_configs"][0]["topic_arn"] == TOPIC
 
 
+def test_what_goes_to_aws_takes_the_proxy() -> None:
+    files = monitor_files(replace(SELF, proxied=True))
+    manager = yaml.safe_load(files[f"{FILES}/alertmanager.yml"])
+    assert manager["receivers"][0]["sns_configs"][0]["http_config"] == {"proxy_from_environment": True}
+    for scrape in prometheus(replace(SELF, proxied=True))["scrape_configs"]:
+        assert scrape["ec2_sd_configs"][0]["proxy_from_environment"]
+        assert "proxy_from_environment" not in scrape
+    [written] = prometheus(replace(AMP, proxied=True))["remote_write"]
+    assert written["proxy_from_environment"]
+    assert not [text for settings in (SELF, AMP) for text in monitor_files(settings).values() if "proxy_from" in text]
+
+
 @pytest.mark.parametrize(
     ("settings", "actions"),
     [
@@ -149,6 +161,10 @@ def test_targets_follow_the_nodes_of_hyperpod(tmp_path: Path, monkeypatch: pytes
     assert run("Running", "Running", "ShuttingDown") == 0
     assert [one["labels"]["__meta_lustrain_node"] for one in json.loads(output.read_text())] == ["i-0", "i-1"]
     assert (tmp_path / "calls").read_text().count("describe-cluster-node") == 1
+    monkeypatch.setattr(hyperpod_targets, "MOST_DESCRIBED", 1)
+    for known in (3, 4):
+        assert run(*["Running"] * 4) == 0
+        assert len(json.loads(output.read_text())) == known
     kept = output.read_text()
     (tmp_path / "refuse").touch()
     assert run("Running") == 1
@@ -161,7 +177,7 @@ def plant(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-COMMANDS = ("apt-get", "apt-mark", "aws", "chown", "curl", "mkfs.xfs", "mount", "systemctl", "xfs_growfs")
+COMMANDS = ("apt-get", "apt-mark", "aws", "chown", "curl", "dpkg", "mkfs.xfs", "mount", "systemctl", "xfs_growfs")
 KEY = "B53AE77BADB630A683046005963FA27710458545"
 
 
@@ -234,6 +250,7 @@ def test_empty_machine_becomes_a_monitor(machine: Machine) -> None:
     assert "mkfs.xfs -K /dev/nvme1n1" in called
     assert f"UUID=xfs {DATA} xfs " in (machine.root / "etc/fstab").read_text()
     [install] = [line for line in called if " install " in line]
+    assert called.index("dpkg --configure -a") < called.index(install)
     wanted = "prometheus prometheus-node-exporter prometheus-alertmanager grafana=12.4.3"
     assert install.endswith(f"--allow-change-held-packages {wanted}")
     password = machine.root / DATA[1:] / "grafana.env"
@@ -315,9 +332,12 @@ def test_nodes_of_a_watched_cluster_show_their_metrics() -> None:
 def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
     (node.bundle / EXPORTERS.name).write_bytes(EXPORTERS.read_bytes())
-    node.command("apt-get", '#!/bin/bash\necho "apt-get $*" >>"$MOUNTS"\n')
+    sources = node.root / "etc/apt/sources.list.d/lustrain-cuda.list"
+    node.command("apt-get", f'#!/bin/bash\necho "apt-get $*" >>"$MOUNTS"\ncat {sources} >>{tmp_path}/sources || true\n')
+    node.command("apt-mark", '#!/bin/bash\necho "apt-mark $*" >>"$MOUNTS"\n')
     node.command("apt-cache", "#!/bin/bash\necho 'datacenter-gpu-manager-exporter | 1:4.8.2-1 | https://x Packages'\n")
     node.command("curl", '#!/bin/bash\necho "curl ${!#}" >>"$MOUNTS"\n')
+    node.command("dpkg", '#!/bin/bash\necho "dpkg $*" >>"$MOUNTS"\n')
     node.command("uname", "#!/bin/bash\necho aarch64\n")
     node.command("gpg", "#!/bin/bash\nprintf 'pub:-:\\nfpr:::::::::EB693B3035CD5710E231E123A4B469963BF863CC:\\n'\n")
     (node.root / "etc").mkdir(parents=True)
@@ -329,16 +349,33 @@ def test_gpu_node_runs_both_exporters(node: Node) -> None:
     (node.root / "proc/driver/nvidia").mkdir(parents=True)
     (node.root / "proc/driver/nvidia/version").touch()
     node.command("prometheus-node-exporter", "#!/bin/bash\n")
+    (node.bundle / "on_configured.sh").write_text('#!/bin/bash\necho "the user installs" >>"$MOUNTS"\n')
     assert node.boot(EC2).returncode == 0, node.log
     assert "WARNING: not all exporters" not in node.log
     lines = node.mounts.read_text().splitlines()
     repository = "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/sbsa"
-    assert lines[0] == f"curl {repository}/3bf863cc.pub"
-    assert lines[-1].endswith(" datacenter-gpu-manager-exporter=1:4.8.2-1")
-    assert f"] {repository}/ /\n" in (node.root / "etc/apt/sources.list.d/lustrain-cuda.list").read_text()
+    assert lines[:2] == ["the user installs", f"curl {repository}/3bf863cc.pub"]
+    assert lines[-4] == "dpkg --configure -a"
+    assert "--download-only" in lines[-3]
+    assert lines[-2].endswith(" datacenter-gpu-manager-exporter=1:4.8.2-1")
+    assert lines[-1] == "apt-mark hold datacenter-gpu-manager-exporter"
+    assert f"] {repository}/ /\n" in (node.root.parent / "sources").read_text()
+    assert not list((node.root / "etc/apt/sources.list.d").iterdir())
     assert "restart nvidia-dcgm-exporter.service" in node.asked.read_text()
     counted = {line.split(",")[0] for line in (node.root / "etc/lustrain/dcgm-counters.csv").read_text().splitlines()}
     assert counted == {name for name in OTHERS if name.startswith("DCGM_")}
+
+
+def test_exporters_wait_for_others_that_read_the_lists(node: Node) -> None:
+    (node.root / "proc/driver/nvidia").mkdir(parents=True)
+    (node.root / "proc/driver/nvidia/version").touch()
+    node.command("prometheus-node-exporter", "#!/bin/bash\n")
+    busy = node.root.parent / "busy"
+    busy.touch()
+    node.command("apt-get", f'#!/bin/bash\n[[ "$*" != *" update" || ! -e {busy} ]] || {{ rm {busy}; exit 100; }}\n')
+    assert node.boot(EC2).returncode == 0
+    assert not busy.exists()
+    assert "WARNING: not all exporters" not in node.log
 
 
 def test_node_without_exporters_boots_with_a_warning(node: Node) -> None:

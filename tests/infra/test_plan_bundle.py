@@ -17,6 +17,7 @@ from infra.components.bundle import written
 from infra.plan.nodes.bundle import (
     AGENT,
     DOCUMENT,
+    EXPORTERS,
     FOLDER,
     HOME_MOUNT,
     LOGS,
@@ -62,6 +63,7 @@ def test_our_own_bundle_holds_both_entries_the_agent_and_what_it_has_to_know(sta
     generated = {AGENT, DOCUMENT, *([SLURM] if spec.scheduler else [])}
     generated |= {HOME_MOUNT} if stack == "hyperpod-slurm-p5" else set()
     generated |= {LOGS.name, LOGS_CONFIGURATION, SIGNED.name} if spec.backend != "hyperpod-eks" else set()
+    generated |= {EXPORTERS.name} if spec.monitor else set()
     assert {ON_INIT, ON_CREATE, "node.sh", "container_data.sh", "fill_homes.sh", *generated} == set(files)
     assert ours.prefix == f"lifecycle/{ours.sha}"
     assert {name for name, file in files.items() if file.source is None} == generated

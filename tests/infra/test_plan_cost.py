@@ -70,7 +70,7 @@ EXTENDED = {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}
         (EKS, {**EXTENDED, "eks.upgrade_policy": "STANDARD"}, "EKS", 73),
         (EKS, {"eks.upgrade_policy": "EXTENDED"}, "EKS", 73),
         (EKS, JOINED, "EKS", None),
-        (SPOT, {"observability.dashboard": False}, "CloudWatch", 11 * 0.1),
+        (SPOT, {"observability.dashboard": False}, "CloudWatch", 12 * 0.1),
         (SPOT, {}, "monitor", 0.1008 * 730),
         (SPOT, {}, "monitor disks", 70 * 0.08),
         (SLURM, {}, "workspace", 0),

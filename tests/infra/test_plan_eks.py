@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.plan.nodes.eks import CHART_FOLDER, LOGS_ROLE, EksPlan, eks_plan, first_up, helm_commands, helm_place
+from infra.plan.nodes.logs import ADDON
 from infra.plan.place import Place
-from infra.plan.watch.logs import ADDON
 from tests.infra.edits import spec_of
 from tests.infra.mistakes import EKS, JOINED, SLURM
 

@@ -16,9 +16,11 @@ from infra.local.mocks import Recorder
 from infra.plan.roles import node_role
 from infra.plan.stack import Plan
 from infra.plan.watch.machine import user_data
+from infra.preflight import commands, stackfile
 from infra.preflight.change import Effect
 from infra.preflight.explain import explain
-from tests.infra.edits import GONE, place, spec_of
+from lustrain import deployed
+from tests.infra.edits import GONE, edited, place, spec_of
 from tests.infra.mistakes import EKS, EXISTING, PROXY, SLURM, SPOT
 from tests.infra.registered import Registered, built, waits_for
 
@@ -84,6 +86,10 @@ def test_workspace_has_rules_a_topic_and_its_name_in_the_files() -> None:
     topic = "arn:aws:sns:us-west-2:123456789012:llm-p5-alarms"
     assert "alert: " in rules["data"]
     assert topic in manager["definition"]
+    workspace = resources.only("aws:amp/workspace:Workspace")
+    assert (workspace.protect, workspace.retainOnDelete) == (True, True)
+    earlier = "urn:pulumi:test::lustrain::lustrain:infra:Observability::llm-p5"
+    assert [alias.spec.parentUrn for alias in workspace.aliases] == [earlier]
     config = next(one for one in resources.of(OBJECT).values() if one["key"].endswith("/prometheus.yml"))
     assert f"{URL}api/v1/remote_write" in config["content"]
     assert not [one for one in resources.of(OBJECT).values() if "{workspace}" in one.get("content", "")]
@@ -134,11 +140,30 @@ def test_update_of_the_monitor_is_explained(edits: dict[str, Any], path: str, ef
     assert (path, effect) in [(change.path, change.effect) for change in changes]
 
 
-def test_end_of_a_workspace_loses_its_metrics() -> None:
+def test_workspace_ends_by_hand_only() -> None:
     changes = explain(spec_of(SLURM, {}), spec_of(SLURM, {"observability.prometheus": "self"}))
-    assert [change.path for change in changes if change.effect is Effect.DELETES_OBJECTS] == [
-        "observability.prometheus"
-    ]
+    assert (Effect.IMPOSSIBLE, "observability.prometheus") in [(change.effect, change.path) for change in changes]
+
+
+@pytest.mark.parametrize(
+    ("switch", "word", "effects"),
+    [
+        (True, "amp", [Effect.IN_PLACE, Effect.IN_PLACE]),
+        (True, "self", [Effect.IN_PLACE, Effect.DELETES_OBJECTS]),
+        (True, "none", [Effect.DELETES_OBJECTS]),
+        (False, "amp", [Effect.IN_PLACE]),
+        (False, "none", []),
+    ],
+)
+def test_update_of_a_stack_with_the_former_switch_is_explained(
+    monkeypatch: pytest.MonkeyPatch, switch: bool, word: str, effects: list[Effect]
+) -> None:
+    told = edited(SLURM, {"observability": {"log_days": 30, "dashboard": True, "prometheus": switch}})
+    after = stackfile.Stack(SLURM, "us-west-2", spec_of(SLURM, {"observability.prometheus": word}))
+    monkeypatch.setattr(deployed, "outputs", lambda *_: {"spec": told})
+    monkeypatch.setattr(stackfile, "read", lambda _: after)
+    changes = [change for change in commands.changes(SLURM, None) if change.path == "observability.prometheus"]
+    assert [change.effect for change in changes] == effects
 
 
 def boot(folder: Path, *, cli: str = "exit 0", edits: dict[str, Any] | None = None) -> tuple[int, Path, list[str]]:

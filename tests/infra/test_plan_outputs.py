@@ -63,6 +63,7 @@ def test_launchers_hear_of_slurm_and_kubernetes_what_the_spec_knows() -> None:
     assert workers.labels == {"lustrain.dev/role": "worker"}
     assert workers.taints == (Taint(key="lustrain.dev/spot", value="true"),)
     assert (ec2.slurm, ec2.kubernetes) == (None, None)
+    assert (ec2.prometheus_port, eks.prometheus_port) == (28_400, None)
     reserved = through_pulumi("ec2-p6-b300-reservation").groups["train"]
     assert (reserved.gpus, reserved.efa, reserved.accelerator) == (8, 16, "NVIDIA B300")
 
@@ -105,7 +106,7 @@ def test_the_node_document_says_what_a_node_needs_and_nothing_else() -> None:
         "groups": {"train": train},
         "lustre": {"path": "/fsx", "efa": False, "throughput_mb_s": 1200.0},
         "mount": None,
-        "tuning": {"profiles": {}, "settings": {"clock.chrony": "off"}},
+        "tuning": {"profiles": {}, "settings": {"agent.metrics": "on", "clock.chrony": "off"}},
     }
 
 
@@ -124,7 +125,8 @@ def test_a_node_of_eks_is_not_told_of_a_file_system_that_only_its_pods_mount() -
 
 
 def test_a_cluster_from_before_there_was_tuning_reads() -> None:
-    now = to_json(through_pulumi("ec2-spot-g6e"))
+    watched = {"observability.prometheus": "none", "observability.grafana": "none"}
+    now = to_json(through_pulumi("ec2-spot-g6e", **watched))
     before = {**now, "lustre": {**now["lustre"], "modules": {"ptlrpc": "a=1"}, "parameters": {"osc.*.a": "1"}}}
     assert before.pop("tuning") == {"profiles": {}, "settings": {}}
     assert parse(before) == parse(now)

@@ -145,6 +145,7 @@ BAD: dict[str, list[list[Resource]]] = {
         [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})],
         [resource("ebs/volume:Volume", props={"tags": TAGS, "encrypted": True})],
         [resource("efs/fileSystem:FileSystem", props={"tags": TAGS, "encrypted": True})],
+        [resource("amp/workspace:Workspace", props={"tags": TAGS})],
     ],
     "POL-004": [
         [lustre()],

@@ -84,6 +84,8 @@ def health(status: str) -> dict[str, Any]:
             message(events.HYPERPOD_NODE, health("Unhealthy")),
             NodeEvent("hyperpod", "NvidiaErrorTerminate", (MINE,), NOW),
         ),
+        (message(events.HEALTH, {**RETIREMENT, "statusCode": "closed"}), None),
+        (message(events.HEALTH, {**RETIREMENT, "startTime": "Tue, 14 Nov 999999999999 23:13:20 GMT"}), None),
         (message(events.HYPERPOD_NODE, health("Healthy")), None),
         (message(events.BLOCK_END[0], {"capacity-reservation-id": "cr-0123456789abcdef0"}), None),
         (message(events.HYPERPOD_STATE, {"ClusterName": "llm", "ClusterStatus": "Failed"}), None),
@@ -104,7 +106,7 @@ def test_old_refused_and_far_events_need_no_action() -> None:
     assert [acts("spot", NOW + late) for late in (0, STALE_S)] == [True, False]
     assert [acts("rebalance", NOW, rebalance=wanted) for wanted in (True, False)] == [True, False]
     assert not needs_action(NodeEvent("rebalance", "", (MINE,), NOW), NOW + 2, NOW + 1, rebalance=True)
-    assert [acts("scheduled", NOW, ends=NOW + far) for far in (300, 86_400)] == [True, False]
+    assert [acts("scheduled", NOW, ends=NOW + far) for far in (300, 86_400, -1800)] == [True, False, False]
 
 
 class Queue:
@@ -165,8 +167,29 @@ def test_run_acts_on_its_node_once_and_deletes_after_the_commit(queue: Queue) ->
     queue.show_again()
     reader.look()
     assert len(notices) == 1
-    reader.close()
+    reader.close(saved=True)
     assert queue.bodies() == []
+
+
+def test_message_about_nodes_of_two_runs_is_left_to_both(queue: Queue) -> None:
+    both = message(events.HEALTH, RETIREMENT | {"startTime": "Tue, 14 Nov 2023 22:18:20 GMT"})
+    queue.send(both)
+    for instance, host in ((MINE, "node1"), (OTHER, "node2")):
+        notices: list[Notice] = []
+        reader = queue.reader({instance: host}, notices)
+        assert reader.look() == YIELD_S
+        assert [notice.host for notice in notices] == [host]
+        reader.close(saved=True)
+        queue.show_again()
+    assert queue.bodies() == [both]
+
+
+def test_own_message_is_seen_among_many_of_others(queue: Queue) -> None:
+    notices: list[Notice] = []
+    odd = message(events.SPOT, {"instance-id": ["i-1"], "instance-action": "terminate"})
+    queue.send(*[spot(OTHER)] * 34, odd, spot())
+    queue.reader({MINE: "node1"}, notices).look()
+    assert [notice.instance_id for notice in notices] == [MINE]
 
 
 def test_two_runs_on_one_queue_each_get_their_own_node(queue: Queue) -> None:
@@ -182,17 +205,20 @@ def test_two_runs_on_one_queue_each_get_their_own_node(queue: Queue) -> None:
     readers[1].look()
     assert [notice.host for notice in second] == ["node2"]
     for reader in readers:
-        reader.close()
+        reader.close(saved=True)
     assert queue.bodies() == [foreign, garbage], "what no run acts on is left to its age"
 
 
-def test_queue_that_cannot_be_read_is_one_warning(queue: Queue) -> None:
-    notices: list[Notice] = []
-    reader = queue.reader({MINE: "node1"}, notices, url=f"{queue.url}-gone")
+@pytest.mark.parametrize("variable", [None, "AWS_ENDPOINT_URL_SQS"])
+def test_queue_that_cannot_be_read_is_one_warning(
+    queue: Queue, variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = queue.reader({MINE: "node1"}, [], url=f"{queue.url}-gone")
+    if variable:
+        monkeypatch.setenv(variable, "no endpoint")
     assert [reader.look(), reader.look()] == [RETRY_S, RETRY_S]
     (event,) = queue.events
     assert (event[0], event[1]["source"]) == ("warning", "queue")
-    reader.close()
 
 
 def test_message_and_metadata_notice_of_a_node_count_once(queue: Queue) -> None:
@@ -205,6 +231,21 @@ def test_message_and_metadata_notice_of_a_node_count_once(queue: Queue) -> None:
         watch.announce(Notice("spot", "terminate at 12:00", None, MINE, host="node1").fields())
     assert [(one["event"], one["source"], one["host"]) for one in seen] == [("notice", "spot", "node1")]
     assert queue.bodies() == []
+
+
+def test_run_that_fails_before_it_saved_leaves_its_message(queue: Queue) -> None:
+    queue.send(spot(MINE, datetime.now(UTC).timestamp()))
+    watch = NoticeWatcher(InterruptConfig(queue=queue.url, poll_s=0.01))
+
+    def fail() -> None:
+        with watch:
+            watch.read_queue({MINE: "node1"})
+            wait_until(lambda: watch.notice() is not None)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(queue.bodies()) == 1
 
 
 @pytest.mark.slow

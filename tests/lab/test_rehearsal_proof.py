@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from rehearsal.proof import (
     same_losses,
     same_weights_at_load,
 )
+from rehearsal.watch import Watch
 from trainer.metrics.alerts import Firing
 
 Rows = list[dict[str, Any]]
@@ -78,17 +81,28 @@ def test_two_worlds_must_begin_from_the_same_weights() -> None:
         assert not same_weights_at_load(resumed(), other).kept
 
 
-def test_alert_must_come_after_the_notice_and_go() -> None:
-    """The notice comes at 100 s, and at 200 s the journey is looked back on."""
+def test_alert_must_come_and_go() -> None:
+    for fired, went in ((True, True), (True, False), (False, False)):
+        assert alert_came_and_went("RunDown", [], 100.0, fired=fired, went=went).kept is (fired and went)
+    firings = [Firing("RunDown", 10, 20), Firing("DiskFull", 101, 102), Firing("RunDown", 105, 115)]
+    assert "5 s after" in alert_came_and_went("RunDown", firings, 100.0, fired=True, went=True).figure
 
-    def came(*firings: tuple[str, float, float]) -> bool:
-        return alert_came_and_went([Firing(*one) for one in firings], "RunDown", 100.0, 200.0).kept
 
-    assert came(("RunDown", 10, 20), ("RunDown", 105, 115), ("RunDown", 150, 160))
-    assert not came(("DiskFull", 105, 115))
-    assert not came(("RunDown", 90, 115))
-    assert not came(("RunDown", 105, 199))
-    assert not came()
+def test_prometheus_that_saw_too_little_decides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("first\nlast\n")
+
+    def blind(seen: bool, fired: bool, done: bool, command: str = "cat") -> bool:
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            if command == "false":
+                process.wait()
+            watch = Watch("http://127.0.0.1:1", "run", 1, process, tmp_path / "log", seen, fired, done)
+            return watch.why_blind() is not None
+
+    assert not blind(True, True, True)
+    assert not blind(True, False, False)
+    assert blind(False, False, False)
+    assert blind(True, True, False)
+    assert blind(True, True, True, "false")
 
 
 def test_goodput_is_planned_from_an_undisturbed_run() -> None:

@@ -290,6 +290,24 @@ def test_output_of_a_job_is_copied_to_where_logs_are_carried(planted: Path, tmp_
     copy.close()
     (copied,) = folder.iterdir()
     assert (copied.suffix, copied.read_text()) == (".log", "step 1\n")
+    assert copied.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_output_of_a_job_goes_into_nothing_planted(planted: Path, tmp_path: Path, kind: str) -> None:
+    log, folder, others = tmp_path / "log", tmp_path / "jobs", tmp_path / "others"
+    log.touch()
+    folder.mkdir()
+    others.touch()
+    name = folder / f"{os.environ['SLURM_JOB_ID']}.log"
+    if kind == "link":
+        name.symlink_to(others)
+    else:
+        os.mkfifo(name)
+    copy = slurm_executor.OutputCopy(str(log), str(folder))
+    log.write_text("step 1\n")
+    copy.close()
+    assert not others.read_text()
 
 
 ECR = "1.dkr.ecr.us-west-2.amazonaws.com"

@@ -331,6 +331,16 @@ def test_idle_nodes_of_the_partition_are_free_unless_others_wait(
     assert allocation.extra_nodes(["a"]) == ExtraNodes(("b",))
 
 
+def test_requeue_is_tried_again_while_slurm_does_not_answer(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm_executor, "AGAIN_S", (0.0,))
+    monkeypatch.setattr(slurm_executor.signal, "signal", lambda *_: None)
+    plant(planted, "scontrol", f'echo "$*" >> {planted}/asked; [ "$(/bin/grep -c requeue {planted}/asked)" = 2 ]')
+    assert slurm_executor.requeue(["b"]) == 0
+    assert (planted / "asked").read_text().splitlines() == ["requeue 7"] * 2 + ["update JobId=7 ExcNodeList=b"]
+    assert slurm_executor.requeue(()) == slurm_executor.PEERS
+
+
 def test_ranks_that_make_way_for_more_get_the_signal_to_save(
     allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,18 +220,46 @@ def test_run_grows_back_when_a_node_is_there_again() -> None:
     assert world.supervise(GROWING) == Stop(0, "all steps are done")
     assert [(one.nodes, one.code, one.ended) for one in world.attempts] == [
         (("n1", "n2", "n3"), 75, 100.0),
-        (("n1", "n2"), 85, 150.0),
-        (("n1", "n2", "n3"), 0, 250.0),
+        (("n1", "n2"), 85, 180.0),
+        (("n1", "n2", "n3"), 0, 280.0),
     ]
     (line,) = [line for line in world.said if "instead of" in line]
     assert line.startswith("n3 can be used: ")
     assert line.endswith("; it costs one restart, about 10 s")
 
 
+def test_node_that_is_idle_for_a_moment_is_no_reason_to_grow() -> None:
+    class Flickering(World):
+        looks = 0
+
+        def extra_nodes(self, running: Sequence[str]) -> ExtraNodes:
+            self.looks += 1
+            return ExtraNodes(("n3",)) if self.looks % 2 else ExtraNodes()
+
+    world = Flickering([0], nodes=[["n1", "n2"]])
+    assert world.supervise(GROWING) == Stop(0, "all steps are done")
+    assert (world.looks, len(world.attempts)) == (3, 1)
+
+
+def test_launch_that_could_not_save_is_the_last_to_make_way() -> None:
+    class Failing(World):
+        def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
+            return 1 if super().run_launch(number, nodes, should_end) == 85 else 0
+
+    world = Failing([0], nodes=[["n1", "n2"]], extra=ExtraNodes(("n3",)))
+    assert world.supervise(GROWING) == Stop(0, "all steps are done")
+    assert [one.code for one in world.attempts] == [1, 0]
+
+
 def test_growth_by_the_queue_gives_the_job_back_once_saved() -> None:
     queued = replace(GROWING, scheduler_can_replace_nodes=True)
     world = World([], nodes=[["n1", "n2"]], extra=ExtraNodes((), ("n4",)))
-    assert isinstance(world.supervise(queued), Requeue)
-    assert [(one.nodes, one.code) for one in world.attempts] == [(("n1", "n2"), 85)]
+    world.attempts = [
+        Launch(number, ("n3",), 75, ended=1.0, gained=90, step_s=1.0, blamed=("n3",)) for number in (1, 2)
+    ]
+    decision = world.supervise(queued)
+    assert isinstance(decision, Requeue)
+    assert decision.without == ("n3",)
+    assert [(one.nodes, one.code) for one in world.attempts[2:]] == [(("n1", "n2"), 85)]
     stopped = World([], nodes=[["n1", "n2"]], extra=ExtraNodes((), ("n4",)), told_at=20.0)
     assert stopped.supervise(queued) == Stop(85, "told to end")

@@ -235,6 +235,10 @@ def test_run_grows_only_to_sizes_it_can_use(
     assert (larger and (larger.size, larger.requeue)) == expected
 
 
+def test_growth_counts_no_running_node_that_is_left_out_next() -> None:
+    assert growth(GROWING, [LOST, LOST], ["n1", "n2"], ExtraNodes(("n3",)), 1.0) is None
+
+
 def test_growth_waits_for_its_cost_and_longer_after_one_in_vain() -> None:
     small = replace(GOOD, nodes=("n1",), code=85, start_s=10.0)
     assert grows_at(GROWING, [], ["n1"], 100.0) == 700.0
@@ -244,6 +248,7 @@ def test_growth_waits_for_its_cost_and_longer_after_one_in_vain() -> None:
     assert grows_at(GROWING, [small], ["n1", "n2"], 100.0) == 700.0, "it brought a node"
     assert grows_at(GROWING, [small] * 9, ["n1"], 0.0) == policies.DAY_S
     assert grows_at(replace(GROWING, grow_after_s=5.0), [], ["n1"], 100.0) == 105.0
+    assert grows_at(replace(GROWING, grow_after_s=0.0), [small], ["n1"], 100.0) == 100.0 + 4 * 60
     assert grows_at(GROWING, [], ["n1", "n2", "n3", "n4"], 100.0) is None
     assert grows_at(replace(GROWING, deadline=1200.0), [], ["n1"], 100.0) is None
 

@@ -394,6 +394,24 @@ def test_settings_keep_progress_from_a_stack(tmp_path: Path) -> None:
     assert tomllib.loads(request.config)["metrics"]["cloudwatch"]["agent"] == ""
 
 
+@pytest.mark.parametrize(
+    ("more", "on", "own", "port"),
+    [
+        ({"prometheus_port": 28_400}, None, "", 28_400),
+        ({"prometheus_port": 28_400}, None, "prometheus_port = 0", 0),
+        ({"prometheus_port": 28_400}, "local", "", 0),
+        ({}, None, "", 0),
+    ],
+)
+def test_run_on_a_watched_cluster_serves_its_metrics(
+    tmp_path: Path, more: dict[str, Any], on: str | None, own: str, port: int
+) -> None:
+    (tmp_path / "config.toml").write_text(f"{settings('runs/first', global_batch=64)}[metrics]\n{own}\n")
+    flags = TrainFlags("c", on=on, name="first", nproc="2")
+    request = resolve(flags, load(tmp_path / "config.toml"), cluster(**more))
+    assert tomllib.loads(request.config)["metrics"]["prometheus_port"] == port
+
+
 def test_batch_script_asks_for_nodes_and_holds_no_secret(tmp_path: Path) -> None:
     request = request_of(tmp_path, cluster(), {"global_batch": 64}, nodes="2", spare="1", time="1-12:00:00")
     secret = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "no", "AWS_REGION": "us-east-1"}
@@ -410,9 +428,11 @@ def test_batch_script_asks_for_nodes_and_holds_no_secret(tmp_path: Path) -> None
 
 
 def test_batch_script_needs_python_39_alone(tmp_path: Path) -> None:
-    """It gets as far as the job's number, which only Slurm sets."""
+    """It gets as far as the job's number, which only Slurm sets, whatever a value holds."""
     request = request_of(tmp_path, cluster(), {"global_batch": 64}, nodes="2")
-    text = slurm.script(request, "/logs/a", ranks_environment({"PATH": "/bin"}))
+    odd = {"PATH": "/it's \"\"\"'''\\", "AWS_REGION": "é\udc80\r\n#SBATCH --hold\u2028"}
+    text = slurm.script(request, "/logs/a", ranks_environment(odd))
+    assert "--hold" in text
     oldest = interpreter("3.9")
     require(oldest, "needs a Python 3.9")
     assert oldest is not None

@@ -383,7 +383,7 @@ class ScriptedNodes:
             raise Fault(CONNECTION_LOST, "the connection broke")
         return text
 
-    def inspect(self, nodes: list[Node], plan: SshPlan, *, try_image: bool = True) -> dict[Node, Inspection]:
+    def inspect(self, nodes: list[Node], plan: SshPlan, **limits: float) -> dict[Node, Inspection]:
         return {node: self.inspections.get(node.name, READY) for node in nodes}
 
     def each(self, nodes: list[Node], work: Callable[[Node], str]) -> dict[Node, str | Fault]:
@@ -548,7 +548,7 @@ class FetchingNodes(ScriptedNodes):
 
     stopped = False
 
-    def inspect(self, nodes: list[Node], plan: SshPlan, *, try_image: bool = True) -> dict[Node, Inspection]:
+    def inspect(self, nodes: list[Node], plan: SshPlan, **limits: float) -> dict[Node, Inspection]:
         signal.raise_signal(signal.SIGTERM)
         return dict.fromkeys(nodes, SILENT)
 

@@ -67,6 +67,37 @@ class QueueBackend(PrinterBackend):
         record_end(run, code)
 
 
+class ArrayQueueBackend(QueueBackend):
+    """Takes the runs of a sweep as one job, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: list[dict[int, str]] = []
+
+    def check_queue(self, request: RunRequest, *, resume: bool) -> None:
+        self.check(request, LaunchPlan(()), Path("/"), resume=resume)
+
+    def plan_array(
+        self,
+        requests: Mapping[int, RunRequest],
+        sweep: str,
+        folder: Path,
+        environ: Mapping[str, str],
+        at_once: int | None,
+    ) -> LaunchPlan | None:
+        return LaunchPlan((), {"pages": f"{at_once}"})
+
+    def check_array(self, plan: LaunchPlan, folder: Path) -> None:
+        """It takes everything."""
+
+    def submit_array(
+        self, requests: Mapping[int, RunRequest], plan: LaunchPlan, sweep: str, folder: Path
+    ) -> list[Submission]:
+        self.arrays.append({index: request.run for index, request in requests.items()})
+        self.queued.update(self.arrays[-1].values())
+        return [Submission(("printed",), {}, job={"page": index}) for index in requests]
+
+
 class TurnBackend(PrinterBackend):
     """Trains runs while it is called; each ends with the next of `codes`, and has a validation loss by its learning rate."""
 
@@ -179,6 +210,17 @@ def test_name_says_the_values() -> None:
 def test_values_split_outside_brackets_and_quotes() -> None:
     assert split_values("1, 2") == ["1", "2"]
     assert split_values('[1,2],"a,b",{x=1,y=2}') == ["[1,2]", '"a,b"', "{x=1,y=2}"]
+
+
+def test_points_keep_their_index_in_every_array_of_a_sweep(tmp_path: Path, queue: QueueBackend) -> None:
+    plan, backend = planned(tmp_path), ArrayQueueBackend()
+    uris = [request.run for request in plan.requests]
+    assert begin(plan, backend).started == uris
+    assert begin(plan, backend, resume=True).started == []
+    backend.end(uris[1], EXIT_DONE)
+    backend.queued.clear()
+    assert begin(plan, backend, resume=True).started == [uris[0], uris[2]]
+    assert backend.arrays == [dict(enumerate(uris)), {0: uris[0], 2: uris[2]}]
 
 
 def test_at_once_bounds_the_unfinished_and_done_points_stay(tmp_path: Path, queue: QueueBackend) -> None:

@@ -53,19 +53,25 @@ def serve() -> Iterator[Serve]:
         server.server_close()
 
 
-def answer(*series: tuple[str, list[int]]) -> dict[str, Any]:
-    rows = [{"metric": {"alertname": name}, "values": [[time, "1"] for time in times]} for name, times in series]
-    return {"status": "success", "data": {"resultType": "matrix", "result": rows}}
+def series(*alerts: tuple[str, list[int]]) -> list[dict[str, Any]]:
+    return [{"metric": {"alertname": name}, "values": [[time, "1"] for time in times]} for name, times in alerts]
 
 
 def test_gap_ends_a_firing_and_a_single_moment_is_one() -> None:
-    found = firings(answer(("RunDown", [10, 12, 14, 40, 42]), ("DiskFull", [12])), 2.0)
+    found = firings(series(("RunDown", [10, 12, 14, 40, 42]), ("DiskFull", [12])), 2.0)
     assert found == [Firing("RunDown", 10, 14), Firing("DiskFull", 12, 12), Firing("RunDown", 40, 42)]
 
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(404, b""), (200, b"<html>"), (200, b"[]"), (200, b'{"status": "success"}'), (503, b"starting")],
+    [
+        (404, b""),
+        (200, b"<html>"),
+        (200, b"[]"),
+        (200, b'{"data": {}}'),
+        (200, b'{"data": {"result": [{}]}}'),
+        (503, b"starting"),
+    ],
 )
 def test_other_server_is_no_prometheus(serve: Serve, status: int, body: bytes) -> None:
     address, _ = serve(status, body)
@@ -93,7 +99,7 @@ def test_page_of_a_run_shows_its_alerts_and_goodput(tmp_path: Path, serve: Serve
     parts = (encode({**record, "time": time}) for record, time in zip(steps, times, strict=True))
     store.put("metrics/000001-00000.jsonl", b"".join(parts))
     store.put("events/000001-00000.jsonl", encode({"event": "started", "time": "1970-01-01T00:00:00Z"}))
-    address, paths = serve(200, json.dumps(answer(("RunStalled", [3, 4, 5, 9]))).encode())
+    address, paths = serve(200, json.dumps({"data": {"result": series(("RunStalled", [3, 4, 5, 9]))}}).encode())
     lines, data = make(store, tmp_path / "report.md", address)
     assert data["alerts"] == [
         {"alert": "RunStalled", "began": 3.0, "ended": 5.0},
@@ -104,7 +110,7 @@ def test_page_of_a_run_shows_its_alerts_and_goodput(tmp_path: Path, serve: Serve
     assert (words["start"], words["end"], words["step"]) == (["0.0"], ["10.0"], ["1.0"])
     assert 'run=~"my' in words["query"][0]
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    figure = draw(story_of(store), title="", alerts=firings(answer(("RunStalled", [3, 4])), 1.0))
+    figure = draw(story_of(store), title="", alerts=firings(series(("RunStalled", [3, 4])), 1.0))
     labels = [axes.get_ylabel() for axes in figure.axes]
     assert labels == ["loss", "tokens / s", "goodput", "alerts"]
     (curve,) = figure.axes[2].get_lines()

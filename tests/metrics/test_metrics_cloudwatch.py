@@ -17,6 +17,7 @@ from lustrain.problem import UserError
 from tests.processes import wait_until
 from tests.trainer.tiny_runs import events, train, write_config
 from trainer import config as configuration
+from trainer.metrics import cloudwatch
 from trainer.metrics.cloudwatch import UNITS, AgentConnection, CloudWatchSink, line
 from trainer.run.past import Past
 
@@ -198,6 +199,19 @@ def test_agent_that_is_away_is_one_warning_and_is_found_again(agent: Agent) -> N
     assert told[0].startswith("warning ")
 
 
+def test_line_to_an_agent_that_hangs_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloudwatch, "SEND_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = AgentConnection(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(OSError):
+            connection.send("x" * (64 << 20))
+        connection.send("next")
+        connection.close()
+        server.accept()[0].close()
+        with server.accept()[0] as second, second.makefile() as lines:
+            assert lines.read() == "next\n"
+
+
 def settings(**named: str) -> str:
     return "\n".join(["[metrics.cloudwatch]", *(f'{key} = "{value}"' for key, value in named.items())])
 
@@ -220,6 +234,7 @@ def test_run_ends_as_without_an_agent(tmp_path: Path, agent: Agent, answers: boo
         (settings(agent="localhost", log_group="g", cluster="c"), "metrics.cloudwatch.agent = "),
         (settings(agent="tcp://127.0.0.1:25888", log_group="g", cluster="c"), "metrics.cloudwatch.agent = "),
         (settings(agent="127.0.0.1:25888"), "metrics.cloudwatch"),
+        (settings(agent="127.0.0.1:65536", log_group="g", cluster="c"), "metrics.cloudwatch"),
     ],
 )
 def test_agent_that_cannot_be_told_is_one_line(tmp_path: Path, more: str, path: str) -> None:

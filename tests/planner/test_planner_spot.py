@@ -67,6 +67,8 @@ def test_single_price_is_a_market(tmp_path: Path) -> None:
         (json.dumps({"SpotPriceHistory": [row(1, "nan")]}), "SpotPriceHistory[0]"),
         (json.dumps({"SpotPriceHistory": [row(1, 1, Timestamp=7)]}), "SpotPriceHistory[0]"),
         (json.dumps({"SpotPriceHistory": [row(1, 1, zone="")]}), "SpotPriceHistory[0]"),
+        (json.dumps({"SpotPriceHistory": [row(1, 1, zone="us-east-1a b")]}), "SpotPriceHistory[0]"),
+        (json.dumps({"SpotPriceHistory": [row(1, 1, InstanceType=None)]}), "SpotPriceHistory[0]"),
         (json.dumps({"SpotPriceHistory": [{"SpotPrice": "1"}]}), "SpotPriceHistory[0]"),
     ],
 )

@@ -24,8 +24,10 @@ from trainer.checkpoint.lineage.lease import committed
 from trainer.environment import max_silence_s
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
 from trainer.metrics.reader import read_events
+from trainer.node import launcher
 from trainer.node.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
 from trainer.node.launcher import devices, main
+from trainer.node.ranks import FORWARDED
 from trainer.storage import open_store
 from trainer.storage.folder import Folder
 
@@ -259,6 +261,43 @@ def test_a_node_has_a_rank_for_each_gpu(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert devices({}, tmp_path) == 2
     assert devices({"CUDA_VISIBLE_DEVICES": "3"}, tmp_path) == 1
+
+
+def test_signals_before_ranks_and_while_they_start_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    class EndedRanks:
+        def __init__(self, *_: object, **__: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+        def send(self, number: int) -> None:
+            sent.append(number)
+
+        def running(self) -> bool:
+            return False
+
+        def exit_code(self) -> int:
+            return EXIT_REQUEUE
+
+        def close_output(self) -> None:
+            pass
+
+        def error_line(self) -> str:
+            return ""
+
+    def wait_for_all(*_: object) -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return ""
+
+    monkeypatch.setattr(launcher, "Ranks", EndedRanks)
+    monkeypatch.setattr(launcher, "_wait_for_all", wait_for_all)
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    try:
+        code = main(["--nproc", "1", "--nnodes", "1", "--", "train", "x.toml"])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (code, sent) == (EXIT_REQUEUE, [signal.SIGUSR1, signal.SIGTERM])
 
 
 class Nodes:

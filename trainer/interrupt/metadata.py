@@ -145,7 +145,7 @@ class Metadata:
 
     def instance_id(self) -> str | None:
         """Return this instance's id, None where the service does not tell: the notice matters more."""
-        if self._instance_id is None:
+        if self._instance_id is None and not self._disabled:
             try:
                 answer = self._get(INSTANCE_PATH)
             except MetadataSilentError:

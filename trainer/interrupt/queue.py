@@ -24,6 +24,7 @@ from trainer.interrupt.queue_message import needs_action, parse_message
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
+    from mypy_boto3_sqs.type_defs import MessageTypeDef
 
 WAIT_S = 20
 """How long a call waits for a message, the longest that there is:
@@ -104,9 +105,9 @@ class QueueReader:
         self._notice: Notice | None = None
         self._announced: set[tuple[str, str]] = set()
         self._receipts: dict[str, str] = {}
-        """The newest receipt of each message that the run acts on."""
+        """The newest receipt of each message that the run acts on, and that is about no other run's nodes."""
         self._others: dict[str, None] = {}
-        """Messages that were seen and are not for this run."""
+        """Messages that were seen and are not for this run, oldest first."""
         self._closing = threading.Event()
         self._thread = BackgroundThread(self._run, "interruption-queue")
 
@@ -118,29 +119,50 @@ class QueueReader:
         self._thread.check()
         return self._notice
 
-    def close(self) -> None:
-        """End, and delete the messages that the run has acted on: call it after the last commit.
+    def close(self, *, saved: bool) -> None:
+        """End, and once the run has `saved`, delete the messages that it has acted on.
 
-        What is not deleted, as when this process is killed before it has saved, is there again for the next launch.
+        What is not deleted, as when a run fails or is killed before it has saved, is there again for the next launch.
         """
         self._closing.set()
-        if not self._receipts or self._client is None:
+        # The thread may still be in a call, and add to them.
+        receipts = list(self._receipts.values())
+        if not saved or not receipts or self._client is None:
             return
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            for receipt in self._receipts.values():
+            for receipt in receipts:
                 self._client.delete_message(QueueUrl=self._url, ReceiptHandle=receipt)
         except (BotoCoreError, ClientError) as error:
             self._outage.failed(f"a notice stays in {self._url}: {error}")
 
     def look(self) -> float:
-        """Take the messages that are there, and return how many seconds to wait before the next look."""
+        """Take the messages that are there, and return how many seconds to wait before the next look.
+
+        A busy account has more of them than a call returns, and they come back after LOOK_S: a look takes what it can in that
+        time, or one about this run could be missed among the others until it is too late.
+        """
+        known, until = False, self._monotonic() + LOOK_S
+        while True:
+            messages = self._receive()
+            if messages is None:
+                return RETRY_S
+            if self._closing.is_set():
+                # What comes after the last commit is for the next launch.
+                return 0.0
+            for message in messages:
+                known |= self._take(message["MessageId"], message["ReceiptHandle"], message.get("Body", ""))
+            if len(messages) < MESSAGES or self._monotonic() > until:
+                return YIELD_S if known else PAUSE_S
+
+    def _receive(self) -> list[MessageTypeDef] | None:
+        """Return what a call returns; None where the queue cannot be read, which is one warning."""
         try:
             from botocore.exceptions import BotoCoreError, ClientError
         except ImportError as error:
             self._outage.failed(f"the interruption queue is not read: {error}")
-            return RETRY_S
+            return None
         try:
             if self._client is None:
                 self._client = self._connect(self._url)
@@ -150,19 +172,16 @@ class QueueReader:
                 WaitTimeSeconds=self._wait_s,
                 VisibilityTimeout=LOOK_S,
             )
-        except (BotoCoreError, ClientError, ImportError, OSError) as error:
+        # ValueError: what botocore says of an endpoint that is none, as by AWS_ENDPOINT_URL_SQS.
+        except (BotoCoreError, ClientError, ImportError, OSError, ValueError) as error:
             fix = "the node's role may sqs:ReceiveMessage and sqs:DeleteMessage on it, or interrupt.queue = ''"
             self._outage.failed(f"{self._url} is not read, the run goes on without it: {error}; fix: {fix}")
-            return RETRY_S
+            return None
         self._outage.worked()
-        known = [
-            self._take(str(message["MessageId"]), message["ReceiptHandle"], str(message.get("Body", "")))
-            for message in answer.get("Messages", [])
-        ]
-        return YIELD_S if any(known) else PAUSE_S
+        return answer.get("Messages", [])
 
     def _take(self, message: str, receipt: str, body: str) -> bool:
-        """Act on a message about this run's nodes; whether it is another's and was seen before."""
+        """Act on a message about this run's nodes; whether others shall be the next to get it."""
         event = parse_message(body)
         own = [instance for instance in event.instances if instance in self._nodes] if event else []
         if event is None or not own:
@@ -174,7 +193,9 @@ class QueueReader:
         now = self._wall_clock()
         if message not in self._receipts and not needs_action(event, now, self._started, rebalance=self._rebalance):
             return True
-        self._receipts[message] = receipt
+        shared = len(own) < len(event.instances)
+        if not shared:
+            self._receipts[message] = receipt
         left = None if event.ends is None else max(0.0, event.ends - now)
         for instance in own:
             # EventBridge may deliver an event twice.
@@ -186,7 +207,7 @@ class QueueReader:
             notice = Notice(event.source, detail, deadline, instance, host=self._nodes[instance])
             self._notice = nearer(self._notice, notice)
             self._on_notice(notice)
-        return False
+        return shared
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -20,7 +20,9 @@ WARNING_S = 120.0
 STALE_S = 600.0
 """An older event is about a machine that is gone, or that stayed after all. `launch` leaves a node out for as long."""
 SOON_S = 600.0
-"""A change that is scheduled for later is for people to plan; it becomes a notice so long before it."""
+"""A change that is scheduled for later is for people to plan: AWS Health says it by mail, days before. It becomes a notice so
+long before it where its message is still in the queue then."""
+LONGEST_DETAIL = 200
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def parse_message(body: str) -> NodeEvent | None:
         event = json.loads(body)
         read = _READERS.get(event["detail-type"])
         return read(event["detail"], parse_time(event["time"])) if read else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -54,36 +56,39 @@ def needs_action(event: NodeEvent, now: float, started: float, *, rebalance: boo
     if event.source == "rebalance" and (not rebalance or event.sent < started):
         return False
     if event.source == "scheduled":
-        return event.ends is not None and now > event.ends - SOON_S
+        # AWS Health sends an event again when it changes, also during the change and after it.
+        return event.ends is not None and event.ends - SOON_S < now < event.ends + STALE_S
     return now - event.sent < STALE_S
 
 
 def _spot(detail: Mapping[str, Any], sent: float) -> NodeEvent:
-    return NodeEvent("spot", str(detail["instance-action"]), (detail["instance-id"],), sent, sent + WARNING_S)
+    return NodeEvent("spot", _line(detail["instance-action"]), (str(detail["instance-id"]),), sent, sent + WARNING_S)
 
 
 def _rebalance(detail: Mapping[str, Any], sent: float) -> NodeEvent:
-    return NodeEvent("rebalance", "recommended", (detail["instance-id"],), sent)
+    return NodeEvent("rebalance", "recommended", (str(detail["instance-id"]),), sent)
 
 
 def _terminate(detail: Mapping[str, Any], sent: float) -> NodeEvent:
-    return NodeEvent("autoscaling", f"{detail['AutoScalingGroupName']} ends it", (detail["EC2InstanceId"],), sent)
+    group = _line(detail["AutoScalingGroupName"])
+    return NodeEvent("autoscaling", f"{group} ends it", (str(detail["EC2InstanceId"]),), sent)
 
 
 def _reservation(detail: Mapping[str, Any], sent: float) -> NodeEvent:
-    action, ends = str(detail.get("instance-action", "terminate")), detail.get("instance-termination-time")
+    action, ends = _line(detail.get("instance-action", "terminate")), detail.get("instance-termination-time")
     when = sent + WARNING_S if ends is None else parse_time(ends)
-    return NodeEvent("reservation", action, (detail["instance-id"],), sent, when)
+    return NodeEvent("reservation", action, (str(detail["instance-id"]),), sent, when)
 
 
 def _scheduled(detail: Mapping[str, Any], sent: float) -> NodeEvent | None:
-    """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html: times are those of RFC 1123."""
-    if detail["eventTypeCategory"] != "scheduledChange":
+    """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html: times are those of RFC 1123,
+    and an event that is over, or was called off, comes once more as `closed`."""
+    if detail["eventTypeCategory"] != "scheduledChange" or detail.get("statusCode") == "closed":
         return None
     names = tuple(str(entity["entityValue"]) for entity in detail["affectedEntities"])
     return NodeEvent(
         "scheduled",
-        str(detail["eventTypeCode"]),
+        _line(detail["eventTypeCode"]),
         names,
         sent,
         email.utils.parsedate_to_datetime(detail["startTime"]).timestamp(),
@@ -95,7 +100,12 @@ def _node_health(detail: Mapping[str, Any], sent: float) -> NodeEvent | None:
     health = detail["HealthSummary"]
     if health["HealthStatus"] != "Unhealthy":
         return None
-    return NodeEvent("hyperpod", str(health["HealthStatusReason"])[:200], (detail["InstanceId"],), sent)
+    return NodeEvent("hyperpod", _line(health["HealthStatusReason"]), (str(detail["InstanceId"]),), sent)
+
+
+def _line(text: object) -> str:
+    """Return what fits into one line of a log."""
+    return " ".join(str(text).split())[:LONGEST_DETAIL]
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], float], NodeEvent | None]] = {

@@ -135,11 +135,14 @@ class NoticeWatcher:
         where = f" on {notice['host']}" if notice["instance_id"] else ""
         self._on_event("notice", {**notice, "detail": f"{summary}{where}: saving after this step"})
 
-    def close(self) -> None:
-        """Stop polling and put the previous signal handlers back: call it after the last commit, not before."""
+    def close(self, *, saved: bool = True) -> None:
+        """Stop polling and put the previous signal handlers back: call it after the last commit, not before.
+
+        Unless the run has `saved`, messages that it acted on stay in the interruption queue.
+        """
         self._closing.set()
         if self._queue is not None:
-            self._queue.close()
+            self._queue.close(saved=saved)
         if self._thread.is_alive():
             self._signals.wake()
             self._thread.join(LONGEST_JOIN_S)
@@ -149,8 +152,8 @@ class NoticeWatcher:
         self.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.close(saved=kind is None)
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -19,6 +19,7 @@ POINTS = 2000
 """Times at which a run's alerts are read: below the 11,000 of a series that Prometheus answers with
 (https://github.com/prometheus/prometheus/blob/v2.42.0/web/api/v1/api.go)."""
 TIMEOUT_S = 30.0
+FIX = "curl its /-/ready; through SSM it needs a port that is forwarded"
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,21 @@ def read_firings(address: str, run: str, began: float, ended: float, *, name: st
     """
     step_s = float(max(1, math.ceil((ended - began) / POINTS)))
     # What is not about a run has no such label: nodes and file systems.
-    about = json.dumps(f"{re.escape(run)}|")
-    query = f'ALERTS{{alertstate="firing",run=~{about}}}'
-    words = urllib.parse.urlencode({"query": query, "start": began, "end": ended, "step": step_s})
-    return firings(_get(address, f"/api/v1/query_range?{words}", name), step_s)
+    about = json.dumps(f"{re.escape(run)}|", ensure_ascii=False)
+    words = {"query": f'ALERTS{{alertstate="firing",run=~{about}}}', "start": began, "end": ended, "step": step_s}
+    series = query(address, "query_range", words, name=name)
+    try:
+        return firings(series, step_s)
+    except (LookupError, TypeError, ValueError) as error:
+        why = f"answers, but not as a Prometheus does ({error!r})"
+        raise UserError(problem(name, address, why, fix=FIX)) from None
 
 
-def firings(answer: Mapping[str, Any], step_s: float) -> list[Firing]:
-    """Return the periods in Prometheus's answer to a range query of `ALERTS`, by their begin; a gap of more than a step ends
-    one."""
+def firings(series: Sequence[Mapping[str, Any]], step_s: float) -> list[Firing]:
+    """Return the periods in the series of a range query of `ALERTS`, by their begin; a gap of more than a step ends one."""
     found = []
-    for series in answer["data"]["result"]:
-        alert, times = str(series["metric"]["alertname"]), [float(time) for time, _ in series["values"]]
+    for one in series:
+        alert, times = str(one["metric"]["alertname"]), [float(time) for time, _ in one["values"]]
         began = times[0]
         for time, after in zip(times, [*times[1:], math.inf], strict=True):
             if after - time > 1.5 * step_s:
@@ -62,18 +66,22 @@ def names(periods: Sequence[Firing]) -> list[str]:
     return list(dict.fromkeys(one.alert for one in periods))
 
 
-def _get(address: str, path: str, name: str) -> Mapping[str, Any]:
+def query(address: str, kind: str, words: Mapping[str, Any], *, name: str = "--prometheus") -> list[Any]:
+    """Return the series that the Prometheus at `address` answers to a query with; `kind` is `query` or `query_range`.
+
+    UserError, about the setting `name`, where the address is none, does not answer, or is no Prometheus.
+    """
     if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", address):
         raise UserError(problem(name, address, "is no address of a Prometheus", allowed="like http://localhost:9090"))
-    fix = "curl its /-/ready; through SSM it needs a port that is forwarded"
+    url = f"{address.rstrip('/')}/api/v1/{kind}?{urllib.parse.urlencode(words)}"
     try:
-        with urllib.request.urlopen(address.rstrip("/") + path, timeout=TIMEOUT_S) as reply:
-            answer: Mapping[str, Any] = json.loads(reply.read())
-        if isinstance(answer, dict) and isinstance(answer["data"]["result"], list):
-            return answer
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
+            series = json.loads(reply.read())["data"]["result"]
+        if isinstance(series, list):
+            return series
         why = "answers, but not as a Prometheus does"
     except urllib.error.HTTPError as error:
         why = f"answers {error.code} {error.reason}"
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         why = f"does not answer as a Prometheus does ({getattr(error, 'reason', error)})"
-    raise UserError(problem(name, address, why, fix=fix))
+    raise UserError(problem(name, address, why, fix=FIX))

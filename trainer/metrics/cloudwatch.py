@@ -73,7 +73,7 @@ def _value(text: str) -> str:
 class CloudWatchSink:
     """A Sink of rank 0 that a thread reads once a minute, also where the run makes no step; `step` never waits for the agent.
 
-    An agent that takes no line is one warning, until it works again.
+    An agent that takes no line is one warning, until it works again. The connection belongs to the thread.
     """
 
     def __init__(
@@ -118,11 +118,10 @@ class CloudWatchSink:
             self._saved_at = self._monotonic()
 
     def close(self) -> None:
-        """Hand over how the run ended; a thread that waits for the agent is left behind."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(2 * SEND_S + 1)
-        self._agent.close()
+        """Hand over how the run ended; a thread that waits longer than `SEND_S` for the agent is left behind."""
+        if not self._closing.is_set() and self._thread.is_alive():
+            self._closing.set()
+            self._thread.join(SEND_S)
 
     def values(self) -> dict[str, float]:
         """Return what is known now, by name."""
@@ -133,6 +132,12 @@ class CloudWatchSink:
         return {**known, **ages, **({} if share is None else {"goodput_ratio": share})}
 
     def _send_until_closed(self) -> None:
+        try:
+            self._send_lines()
+        finally:
+            self._agent.close()
+
+    def _send_lines(self) -> None:
         is_last = False
         while not is_last:
             is_last = self._closing.wait(self._every_s)
@@ -140,9 +145,10 @@ class CloudWatchSink:
             try:
                 self._agent.send(line(**names, unix_s=self._clock(), values=self.values()))
                 self._is_lost = False
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                # Python's own codec refuses some names of hosts, with a ValueError, before the resolver sees them.
                 if not self._is_lost and not is_last:
-                    why = error.strerror or error
+                    why = error.strerror if isinstance(error, OSError) and error.strerror else error
                     detail = f"no progress reaches CloudWatch: its agent does not take it: {why}"
                     self._on_event("warning", {"source": "metrics", "detail": detail})
                 self._is_lost = True
@@ -158,14 +164,19 @@ class AgentConnection:
         self._socket: socket.socket | None = None
 
     def send(self, text: str) -> None:
-        """Send one line, on the connection of the line before or on a new one; OSError where the agent takes it on neither."""
-        data = text.encode("ascii") + b"\n"
-        if self._socket is not None and not self._is_ended(self._socket):
-            self._socket.sendall(data)
-            return
-        self.close()
-        self._socket = socket.create_connection(self._address, timeout=SEND_S)
-        self._socket.sendall(data)
+        """Send one line, on the connection of the line before or, where that has ended, on a new one.
+
+        OSError where the agent does not take it, ValueError for a host's name that cannot be one.
+        """
+        if self._socket is None or self._is_ended(self._socket):
+            self.close()
+            self._socket = socket.create_connection(self._address, timeout=SEND_S)
+        try:
+            self._socket.sendall(text.encode("ascii") + b"\n")
+        except OSError:
+            # A part of the line may have gone: the next one would continue it.
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._socket is not None:

@@ -33,7 +33,7 @@ class RunPast(Protocol):
 
 
 class LiveGoodput:
-    """The goodput of a run that trains, for those who show it; `clock` gives Unix seconds. Any thread may ask."""
+    """The goodput of a run that trains, for those who show it; `clock` gives Unix seconds. Any thread may call it."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock, self._started = clock, clock()

@@ -1,4 +1,4 @@
-"""How an attempt ended, as the launcher of one node saw it, and the record of that in the run."""
+"""How a launch ended, as the launcher of one node saw it, and the record of that in the run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class NodeExit:
 
 
 def report_exit(uri: str, node: int, end: NodeExit) -> None:
-    """Record in the run at `uri` how the attempt ended, for the supervisor's decision; nothing where all steps are done.
+    """Record in the run at `uri` how the launch ended, for the supervisor's decision; nothing where all steps are done.
 
-    An attempt that has saved is recorded too: a scheduler has its own code for a launcher that was killed or cancelled.
+    A launch that has saved is recorded too: a scheduler has its own code for a launcher that was killed or cancelled.
     """
     attempt = launch_attempt()
     if not uri or attempt is None or end.code == EXIT_DONE:
         return
-    # Loads the S3 client, which an attempt that ends well does not need.
+    # Loads the S3 client, which a launch that ends well does not need.
     from trainer.run.journal import put_node_exit
 
     try:

@@ -76,7 +76,7 @@ class Connection:
 
 
 class Heartbeat:
-    """One node among `nodes`; `job` names the attempt and its nodes, and heartbeats of another job are ignored."""
+    """One node among `nodes`; `job` names the launch and its nodes, and heartbeats of another job are ignored."""
 
     def __init__(
         self,

@@ -17,10 +17,10 @@ from types import MappingProxyType
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
 from infra.plan.nodes.document import node_document, node_groups, shows_metrics
+from infra.plan.nodes.logs import agent_configuration, carries_logs
 from infra.plan.place import BucketNames
 from infra.plan.storage.home import NfsMount, mounted_by_bundle
 from infra.plan.storage.s3_mounts import PLACEHOLDERS, unit, unit_name
-from infra.plan.watch.logs import agent_configuration, carries_logs
 from lustrain.problem import Problem, UserError, problem
 from node_setup.pack import NAME, archive
 from node_setup.slurm import dynamic

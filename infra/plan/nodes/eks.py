@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.nodes import logs
+from infra.plan.nodes.logs import carries_logs
 from infra.plan.place import Place
-from infra.plan.watch import logs
-from infra.plan.watch.logs import carries_logs
 from lustrain.problem import Problem
 
 LOG_TYPES = ("api", "audit", "authenticator")

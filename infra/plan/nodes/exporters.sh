@@ -13,13 +13,35 @@ dcgm_repositories=https://developer.download.nvidia.com/compute/cuda/repos
 # https://docs.nvidia.com/cuda/cuda-installation-guide-linux/
 dcgm_key=EB693B3035CD5710E231E123A4B469963BF863CC
 dcgm=datacenter-gpu-manager-exporter
+dcgm_list="$root/etc/apt/sources.list.d/lustrain-cuda.list"
 
 say() {
   printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
 }
 
+# The wait for others that install leaves time for the work: node.sh ends all of this after five minutes.
 apt() {
-  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=240 "$@"
+  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@"
+}
+
+# For what reads the same lists at that moment, as Ubuntu does once a day and after a boot, apt-get does not wait by itself.
+update() {
+  local n
+  for ((n = 1; n <= 6; n++)); do
+    if apt update; then
+      return
+    fi
+    sleep 10
+  done
+  return 1
+}
+
+# After an installation that was cut off, apt-get refuses every other one until dpkg is done; where dpkg is busy, apt-get waits.
+# What is fetched first is not cut off half installed.
+install_packages() {
+  DEBIAN_FRONTEND=noninteractive dpkg --configure -a || true
+  apt install -y --no-install-recommends --download-only "$@"
+  apt install -y --no-install-recommends "$@"
 }
 
 node_exporter() {
@@ -27,8 +49,8 @@ node_exporter() {
     return
   fi
   say "installing prometheus-node-exporter"
-  apt update
-  apt install -y --no-install-recommends prometheus-node-exporter
+  update
+  install_packages prometheus-node-exporter
 }
 
 # Of the package, with its epoch where it has one; empty where no source has it.
@@ -60,7 +82,7 @@ dcgm_source() {
     say "$repository/3bf863cc.pub is not NVIDIA's key $dcgm_key; fix: take an image with dcgm-exporter"
     return 1
   fi
-  echo "deb [signed-by=/etc/apt/keyrings/nvidia-cuda.asc] $repository/ /" >"$root/etc/apt/sources.list.d/lustrain-cuda.list"
+  echo "deb [signed-by=/etc/apt/keyrings/nvidia-cuda.asc] $repository/ /" >"$dcgm_list"
 }
 
 dcgm_exporter() {
@@ -69,14 +91,17 @@ dcgm_exporter() {
     return
   fi
   dcgm_source
-  apt update
+  update
   version="$(dcgm_package)"
   if [[ -z "$version" ]]; then
     say "no source of packages has $dcgm $dcgm_version; fix: take an image with dcgm-exporter"
     return 1
   fi
   say "installing $dcgm $version"
-  apt install -y --no-install-recommends "$dcgm=$version"
+  install_packages "$dcgm=$version"
+  apt-mark hold "$dcgm"
+  # Further packages of CUDA must not come to a node by the way.
+  rm -f "$dcgm_list"
 }
 
 # What the dashboards show, and no profiling fields: those would stand in the way of Nsight.

@@ -217,7 +217,7 @@ lifecycle_bundle() {
 # First, so that what fails later is known elsewhere. A node whose logs go nowhere still trains.
 logs() {
   begin_step "logs"
-  retry 1 300 bash "$bundle/logs.sh" || say "WARNING: logs of this node do not go to CloudWatch"
+  retry 1 540 bash "$bundle/logs.sh" || say "WARNING: logs of this node do not go to CloudWatch"
 }
 
 # The bundle's own steps are those of every backend: the node agent, then scratch on local disks.

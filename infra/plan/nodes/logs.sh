@@ -56,10 +56,16 @@ install_agent() {
     say "$address has no known signature by AWS's key for the agent, and is not installed; fix: take an image with the agent"
     return 1
   fi
-  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=240 install -qy "$package"
+  # Callers end this script after 540 s. A dpkg that is ended at its work refuses all later packages, so it begins in time or not.
+  if ((SECONDS > 270)); then
+    say "the download took $SECONDS s, too long to install the CloudWatch agent now; fix: reboot, or take an image with the agent"
+    return 1
+  fi
+  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=150 install -qy "$package"
 }
 
-# Jobs of all users leave copies of what they print here; systemd deletes what is a week old.
+# Jobs of all users leave copies of what they print here; systemd deletes what is a week old. The agent reads as root: it is the
+# sticky bit for which the kernel follows no link of a user here (fs.protected_symlinks).
 mkdir -p "$root/etc/tmpfiles.d" "$root/var/log/lustrain-jobs"
 chmod 1777 "$root/var/log/lustrain-jobs"
 echo "d /var/log/lustrain-jobs 1777 root root 7d" >"$root/etc/tmpfiles.d/lustrain-jobs.conf"

@@ -80,7 +80,10 @@ data_volume() {
     sleep "$pause"
     left=$((left - (pause > 0 ? pause : 1)))
   done
-  command -v mkfs.xfs >/dev/null || { apt update && apt install -y --no-install-recommends xfsprogs; }
+  if ! command -v mkfs.xfs >/dev/null; then
+    apt update
+    install_packages xfsprogs
+  fi
   # 2: nothing that blkid knows, and an error of the disk too (blkid(8)).
   kind="$(blkid -p -s TYPE -o value "$disk")" || status=$?
   if ((status == 2)) && cmp -s -n 1048576 "$disk" /dev/zero; then
@@ -110,8 +113,15 @@ put_files() {
   systemctl daemon-reload
 }
 
+# A try outlasts the wait for others that install, as Ubuntu's own upgrades do after a boot.
 apt() {
-  DEBIAN_FRONTEND=noninteractive try 5 300 apt-get -q -o DPkg::Lock::Timeout=240 "$@"
+  DEBIAN_FRONTEND=noninteractive try 5 600 apt-get -q -o DPkg::Lock::Timeout=240 "$@"
+}
+
+# After an installation that was cut off, apt-get refuses every other one until dpkg is done; where dpkg is busy, apt-get waits.
+install_packages() {
+  DEBIAN_FRONTEND=noninteractive timeout 300 dpkg --configure -a || say "dpkg is busy, or has packages that it cannot configure"
+  apt install -y --no-install-recommends --allow-change-held-packages "$@"
 }
 
 # The key comes from where the packages come from: only the fingerprint says whose it is.
@@ -152,7 +162,7 @@ programs() {
   fi
   say "installing ${wanted[*]}"
   apt update
-  apt install -y --no-install-recommends --allow-change-held-packages "${wanted[@]}"
+  install_packages "${wanted[@]}"
   if [[ "$grafana" == self ]]; then
     apt-mark hold grafana
   fi
@@ -161,7 +171,7 @@ programs() {
 # User, unit and sandbox are those of Ubuntu's package.
 signing_prometheus() {
   local program="$root/usr/local/bin/prometheus" machine name folder
-  if [[ "$prometheus" != amp ]] || "$program" --version 2>&1 | grep -qsF "version $release "; then
+  if [[ "$prometheus" != amp || "$("$program" --version 2>&1)" == *"version $release "* ]]; then
     return
   fi
   machine="$(dpkg --print-architecture)"
@@ -169,7 +179,7 @@ signing_prometheus() {
   folder="$(mktemp -d)"
   say "installing $name"
   try 5 300 curl -fsSL --max-time 280 -o "$folder/archive" "$releases/v$release/$name.tar.gz"
-  if ! echo "${digests[$machine]}  $folder/archive" | sha256sum --check --status; then
+  if ! sha256sum --check --status <<<"${digests[$machine]}  $folder/archive"; then
     rm -r "$folder"
     say "$name.tar.gz has another SHA-256 than ${digests[$machine]}; fix: observability.prometheus: self"
     return 1
@@ -227,6 +237,8 @@ answer() {
 mkdir -p "$root/var/log" "$(dirname "$outcome")"
 exec >>"$root/var/log/lustrain-boot.log" 2>&1
 trap ended EXIT
+# From systemd, whose limit only matters where a step's own end did not come.
+trap 'exit 143' TERM
 say "begin, monitor of $LUSTRAIN_CLUSTER"
 step="data volume"
 data_volume

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infra.config import ClusterSpec
+from infra.plan.nodes.logs import carries_logs
 from infra.plan.place import PRIVATE_RANGES, dns_suffix, partition_of
-from infra.plan.watch.logs import carries_logs
 
 ALWAYS_DIRECT = ("localhost", "127.0.0.1", "169.254.169.254", "169.254.170.2", "169.254.170.23", ".internal")
 """Metadata, credentials of containers and of pods (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-how-it-works.html),

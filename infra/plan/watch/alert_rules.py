@@ -27,7 +27,8 @@ OF_ALL_NODES = "by (cluster, job)"
 has several clusters."""
 _NODES = "count by (cluster, job) (node_boot_time_seconds)"
 """Nodes that answer. A node that the discovery drops has no `up` left, so it is counted instead: the one in its place makes up
-for it."""
+for it. A new node that is there before the old one goes is no node more: only what lasted counts."""
+_LASTING_NODES = f"max_over_time(min_over_time({_NODES}[20m:1m])[1h:1m])"
 _TARGETS_LOST = f'max {OF_ALL_NODES} (lustrain_node_lustre_targets{{state=~"silent|inactive|read_only"}}) > 0'
 
 SHORTEST_AGE_S = 60
@@ -261,7 +262,7 @@ ALERTS = (
         # Of a node that never came up only the job says that it is one: `node`, as on the monitor and in docs/metrics.md.
         'up{job="node"} == 0 or up == 0 and on (instance, job) last_over_time(node_boot_time_seconds[1d])'
         " or (last_over_time(node_boot_time_seconds[1h]) unless on (instance, job) up"
-        f" unless on (cluster, job) {_NODES} >= max_over_time({_NODES}[1h:1m]))",
+        f" unless on (cluster, job) {_NODES} >= {_LASTING_NODES})",
         15,
         "ticket",
         "a node does not answer for longer than a boot takes, or it is gone and within an hour none has come in its place",
@@ -273,7 +274,7 @@ ALERTS = (
         " unless node_filesystem_readonly == 1",
         5,
         "ticket",
-        "a file system of the node is 90 % full: its root, its scratch, or its shared memory",
+        "a file system of the node is 90 % full, like its root or its scratch",
     ),
 )
 

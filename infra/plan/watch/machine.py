@@ -80,7 +80,8 @@ def monitor(spec: ClusterSpec, place: Place) -> MonitorPlan | None:
         image=image(spec, group, linux_type(spec, group, TYPE_KEY)),
         root_gib=ROOT_GIB,
         data_gib=spec.observability.monitor.disk_gib,
-        key_name=spec.access.ssh_key,
+        # No port of it is open, SSH's neither, and another key would make it anew.
+        key_name=None,
         tags={**tags(spec), "Name": name, "lustrain:group": group.name},
         settings=settings(spec, place),
         proxy_files=files(spec, place.region),
@@ -107,6 +108,7 @@ def settings(spec: ClusterSpec, place: Place) -> MonitorSettings:
         hyperpod_cluster=spec.name if spec.hyperpod else "",
         trainer_port=TRAINER_PORT,
         gpus_per_node=ranks_per_node(spec),
+        proxied=spec.network.proxy is not None,
     )
 
 

@@ -36,6 +36,9 @@ TARGETS = f"{DATA}/targets/nodes.json"
 FIND_TARGETS = "/usr/local/sbin/lustrain-targets"
 PASSWORD = f"{DATA}/grafana.env"
 """Grafana's administrator, in a file of root's that monitor.sh makes: systemd reads it before it becomes Grafana's user."""
+PROXY = {"proxy_from_environment": True}
+"""Of what goes to AWS: without it Prometheus and Alertmanager take no proxy from their environment. From Prometheus 2.43 and
+Alertmanager 0.25 on (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#http_config)."""
 REPEAT = {"page": "4h", "ticket": "1d"}
 """How often an alert that stays is sent again; AMP takes five days at most
 (https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-alertmanager-config.html)."""
@@ -67,7 +70,8 @@ class MonitorSettings:
 
     `workspace_url` is the AMP workspace's base with a slash at the end, as `aps:DescribeWorkspace` gives it
     (`prometheusEndpoint`); empty without one. `hyperpod_cluster` is the name or ARN that `sagemaker list-cluster-nodes` takes.
-    `trainer_port` is `[metrics] prometheus_port` of a run; rank k of a node listens on that port + k.
+    `trainer_port` is `[metrics] prometheus_port` of a run; rank k of a node listens on that port + k. `proxied`: AWS is reached
+    through the proxy of `ENVIRONMENT`.
     """
 
     cluster: str
@@ -82,6 +86,7 @@ class MonitorSettings:
     hyperpod_cluster: str = ""
     trainer_port: int = 28400
     gpus_per_node: int = 8
+    proxied: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,8 @@ def monitor_files(settings: MonitorSettings) -> Mapping[str, str]:
     }
     if settings.prometheus == "self":
         files[f"{FILES}/lustrain.rules.yml"] = alert_rules.render()
-        files[f"{FILES}/alertmanager.yml"] = _yaml(_routes(settings.topic_arn, settings.region))
+        routes = _routes(settings.topic_arn, settings.region, proxied=settings.proxied)
+        files[f"{FILES}/alertmanager.yml"] = _yaml(routes)
         files |= _alertmanager_unit()
     if settings.nodes == "hyperpod":
         files |= _targets_unit(settings)
@@ -181,7 +187,7 @@ def prometheus(settings: MonitorSettings) -> dict[str, Any]:
         config["alerting"] = {"alertmanagers": [{"static_configs": [manager]}]}
     else:
         url = f"{settings.workspace_url}api/v1/remote_write"
-        config["remote_write"] = [{"url": url, "sigv4": {"region": settings.region}}]
+        config["remote_write"] = [{"url": url, "sigv4": {"region": settings.region}, **_proxy(settings.proxied)}]
     return config
 
 
@@ -197,6 +203,7 @@ def _discovery(settings: MonitorSettings) -> Discovery:
         "region": settings.region,
         "refresh_interval": f"{DISCOVERY_S}s",
         "filters": [{"name": name, "values": [value]} for name, value in filters.items()],
+        **_proxy(settings.proxied),
     }
     names = (f"__meta_ec2_{name}" for name in ("private_ip", "instance_id", "tag_lustrain_group", "instance_type"))
     return Discovery({"ec2_sd_configs": [instances]}, *names)
@@ -235,7 +242,11 @@ def _scrape(
     }
 
 
-def _routes(topic_arn: str, region: str) -> dict[str, Any]:
+def _proxy(proxied: bool) -> dict[str, Any]:
+    return PROXY if proxied else {}
+
+
+def _routes(topic_arn: str, region: str, *, proxied: bool = False) -> dict[str, Any]:
     """Return Alertmanager's configuration (https://prometheus.io/docs/alerting/latest/configuration/)."""
     topic = {
         "topic_arn": topic_arn,
@@ -243,6 +254,7 @@ def _routes(topic_arn: str, region: str) -> dict[str, Any]:
         "subject": SUBJECT,
         "message": MESSAGE,
         "send_resolved": True,
+        **({"http_config": PROXY} if proxied else {}),
     }
     return {
         "route": {
@@ -317,6 +329,7 @@ TimeoutStartSec=10min
 Description=Targets of Prometheus, each minute
 
 [Timer]
+AccuracySec=5
 OnActiveSec=0
 OnUnitInactiveSec={DISCOVERY_S}
 

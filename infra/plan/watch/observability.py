@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from infra.config import ClusterSpec, Group
+from infra.plan.nodes.logs import LogGroupPlan, carries_logs, log_groups
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage.lustre import lustre_plan
 from infra.plan.watch.interruptions import dead_letters_name, queue_name, topic_name
-from infra.plan.watch.logs import LogGroupPlan, carries_logs, log_groups
 from infra.plan.watch.monitor import alert_manager, rule_groups
 
 LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
@@ -316,7 +316,7 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
 
 
 def _stalled_alarm(spec: ClusterSpec) -> Alarm:
-    """Return the alarm on a run that makes no step, by what its rank 0 sends each minute (`trainer.metrics.emf`).
+    """Return the alarm on a run that makes no step, by what its rank 0 sends each minute (`trainer.metrics.cloudwatch`).
 
     Of several runs the slowest counts. Where no run is, there are no data, which is right; the same silence hides a run whose
     rank 0 is gone: its launcher, and for nodes the alarms on groups, notice that.
@@ -422,9 +422,9 @@ def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
         name=f"{spec.name}-notices-unread",
         subject="queue",
         description=(
-            f"A notice has waited in the interruption queue for {UNREAD_MINUTES} minutes, so no run has read it. Nothing acts "
-            "on what the queue announces, such as the end of a spot node. First: see whether a run trains on these nodes, and "
-            f"whether its log has a warning about the queue{foreign}"
+            f"A notice has waited in the interruption queue for {UNREAD_MINUTES} minutes, so no run has read it: "
+            "what only the queue announces is missed, and a node's end is known by its own metadata alone. First: see whether "
+            f"a run trains on these nodes, and whether its log has a warning about the queue{foreign}"
         ),
         metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
         expression=f"IF({in_service} > 0, age / 60, 0)" if nodes else "age / 60",

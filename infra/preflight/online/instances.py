@@ -15,7 +15,16 @@ from infra.finding import finding
 from infra.plan.nodes.auto_scaling import CANONICAL, image
 from infra.plan.nodes.capacity import market
 from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
-from infra.preflight.rule import Context, Family, GroupType, Problems, group_types, groups, known_machines
+from infra.preflight.rule import (
+    MONITOR_PATH,
+    Context,
+    Family,
+    GroupType,
+    Problems,
+    group_types,
+    groups,
+    known_machines,
+)
 from infra.preflight.rules.instances import wrong_facts
 from lustrain.problem import without_page
 
@@ -62,7 +71,8 @@ def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="servicequotas:ListServiceQuotas",
 )
 def vcpu_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    wanted = [vcpus for group in spec.all_groups for vcpus in _vcpus(spec, group)] if spec.backend == "ec2" else []
+    machines = [*(spec.all_groups if spec.backend == "ec2" else ()), *filter(None, [spec.monitor])]
+    wanted = [vcpus for group in machines for vcpus in _vcpus(spec, group)]
     if not wanted:
         return
     quotas = quotas_of(aws, "ec2")
@@ -187,7 +197,7 @@ def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         elif images[0].get("Architecture") != facts.architecture:
             message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
             yield finding(f"{path}.image_id", message, "take an image of the type's architecture")
-        elif spec.hyperpod:
+        elif spec.hyperpod and path != MONITOR_PATH:
             yield from _for_hyperpod(path, group, images[0], context)
 
 
@@ -214,7 +224,8 @@ def _for_hyperpod(path: str, group: Group, there: Any, context: Context) -> Prob
 )
 def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, facts in known_machines(spec):
-        if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
+        theirs = spec.hyperpod and path != MONITOR_PATH
+        if theirs or group.image_id or facts.architecture not in CANONICAL:
             continue
         parameter = image(spec, group, facts).parameter
         if answered("ParameterNotFound", aws.ssm.get_parameter, Name=str(parameter)) is None:

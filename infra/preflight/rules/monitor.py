@@ -18,7 +18,9 @@ RULES = Family()
 
 @RULES.add("OBS-001", "A Grafana of the stack's own has a Prometheus to ask.", OURS)
 def nothing_to_show(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.observability.grafana == "self" and spec.observability.prometheus == "none":
+    # On EKS no Prometheus mends it: OBS-003.
+    watch, here = spec.observability, spec.backend != "hyperpod-eks"
+    if here and watch.grafana == "self" and watch.prometheus == "none":
         fix = "set observability.prometheus: self, or amp, or grafana: none"
         yield finding(f"{HERE}.grafana", "self shows what Prometheus has, and prometheus is none", fix)
 
@@ -81,7 +83,10 @@ def name(spec: ClusterSpec, context: Context) -> Problems:
 def unused_keys(spec: ClusterSpec, context: Context) -> Problems:
     if spec.monitor is None and spec.observability.monitor != Monitor():
         message = "has no effect: this stack has no monitor"
-        yield finding(f"{HERE}.monitor", message, "remove it, or set observability.prometheus: self or amp")
+        fix = (
+            "remove it" if spec.backend == "hyperpod-eks" else "remove it, or set observability.prometheus: self or amp"
+        )
+        yield finding(f"{HERE}.monitor", message, fix)
 
 
 @RULES.add("OBS-009", "The partition has Amazon Managed Service for Prometheus.", ENDPOINTS)

@@ -11,8 +11,8 @@ from infra.finding import finding
 from infra.plan.network.endpoints import KEYS_REGION, needed_services
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
+from infra.plan.nodes.logs import carries_logs
 from infra.plan.place import host
-from infra.plan.watch.logs import carries_logs
 from infra.preflight.rule import Context, Family, Problems, groups, listed
 
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"

@@ -10,6 +10,10 @@ from trainer.checkpoint.format.records import Entry, RankIndex, StoredTensor
 from trainer.storage import CorruptObjectError
 
 
+class CoverError(CorruptObjectError):
+    """The chunks of a tensor do not make it up, or a region of it."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """A stored chunk of a tensor: `part` counts the parts in the manifest's order."""
@@ -19,7 +23,7 @@ class Chunk:
 
 
 def chunks_by_name(indexes: Sequence[RankIndex]) -> dict[str, list[Chunk]]:
-    """Collect each tensor's chunks over all parts, by offset; CorruptObjectError unless they cover it exactly once."""
+    """Collect each tensor's chunks over all parts, by offset; CoverError unless they cover it exactly once."""
     by_name = collect_chunks(indexes)
     for name, chunks in by_name.items():
         first = chunks[0].entry
@@ -41,7 +45,7 @@ def collect_chunks(indexes: Sequence[RankIndex]) -> dict[str, list[Chunk]]:
 
 
 def require_cover(tensor: StoredTensor, entries: Sequence[Entry], elements: int) -> None:
-    """CorruptObjectError unless these are chunks of the tensor, overlap nowhere and have so many elements together."""
+    """CoverError unless these are chunks of the tensor, overlap nowhere and have so many elements together."""
     problem = ""
     if any((e.shape, e.dtype) != (tensor.shape, tensor.dtype) for e in entries):
         problem = "its chunks disagree about shape or dtype"
@@ -50,7 +54,7 @@ def require_cover(tensor: StoredTensor, entries: Sequence[Entry], elements: int)
     elif _any_overlap([e for e in entries if e.size]):
         problem = "its chunks overlap"
     if problem:
-        raise CorruptObjectError(f"tensor {tensor.name}: {problem}")
+        raise CoverError(f"tensor {tensor.name}: {problem}")
 
 
 def _any_overlap(entries: Sequence[Entry]) -> bool:

@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from lustrain.problem import UserError
-from trainer.checkpoint.format.chunks import Chunk, collect_chunks, require_cover
+from trainer.checkpoint.format.chunks import Chunk, CoverError, collect_chunks, require_cover
 from trainer.checkpoint.format.mesh_layout import ranks_of, ranks_storing
 from trainer.checkpoint.format.records import Entry, Manifest, MeshLayout, Part, StoredTensor
 from trainer.checkpoint.load.memory import fresh_memory
@@ -47,29 +47,46 @@ def read_tensors(manifest: Manifest, open_parts: OpenParts, want: Wanted, thread
     """Read what is wanted, verified and in parallel, into writable host memory.
 
     What lies in one piece in one part is a view of that part's memory, which lives as long as any of its views; everything else
-    is copied into memory of its own. Where the manifest has a layout, only the parts that it names are opened. Only the blocks
-    that hold wanted rows are read, and verified as a whole. UserError names every tensor of another shape than its region says;
-    ValueError is for a region outside its tensor.
+    is copied into memory of its own. Where the manifest has a layout, only the parts that it names are opened, unless they
+    lack a chunk. Only the blocks that hold wanted rows are read, and verified as a whole. CoverError names a tensor of which
+    a wanted element is missing, UserError every tensor of another shape than its region says; ValueError is for a region
+    outside its tensor.
     """
+    try:
+        readers, planned = _planned(manifest, open_parts, want)
+    except CoverError:
+        if manifest.layout is None:
+            raise
+        # The indexes are what counts: a layout that is wrong about them costs time, not the checkpoint.
+        readers, planned = _planned(replace(manifest, layout=None), open_parts, want)
+        names = {tensor.name for group in manifest.layout.groups for tensor in group.tensors}
+        if any(want(name) is not False for name in names - planned.keys()):
+            raise
+    fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
+        return dict(zip(planned, done, strict=True))
+
+
+def _planned(
+    manifest: Manifest, open_parts: OpenParts, want: Wanted
+) -> tuple[Sequence[PartReader], dict[str, tuple[StoredTensor, Region, list[_Read]]]]:
+    """Open the parts that are needed, and plan the reading of each tensor; CoverError where they do not hold all of it."""
     layout = manifest.layout
     if layout is None:
         readers = open_parts(manifest.parts)
         chunks = collect_chunks([reader.index for reader in readers])
-        first = {name: found[0].entry for name, found in chunks.items()}
+        first = {name: stored[0].entry for name, stored in chunks.items()}
         regions = _regions([StoredTensor(name, e.dtype, e.shape) for name, e in first.items()], want)
     else:
         regions = _regions([tensor for group in layout.groups for tensor in group.tensors], want)
         ranks = _ranks_storing(layout, regions)
         readers = open_parts([part for part in manifest.parts if part.rank in ranks])
         chunks = collect_chunks([reader.index for reader in readers])
-    planned = {
+    return readers, {
         tensor.name: (tensor, region, _reads(tensor, chunks.get(tensor.name, []), region))
         for tensor, region in regions.items()
     }
-    fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
-        return dict(zip(planned, done, strict=True))
 
 
 def _regions(stored: Sequence[StoredTensor], want: Wanted) -> dict[StoredTensor, Region]:
@@ -155,7 +172,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _reads(tensor: StoredTensor, chunks: Sequence[Chunk], region: Region) -> list[_Read]:
-    """Plan the reading of a region; CorruptObjectError unless chunks of this tensor hold each element of it once."""
+    """Plan the reading of a region; CoverError unless chunks of this tensor hold each element of it once."""
     ends = [offset + length for offset, length in zip(region.offsets, region.lengths, strict=True)]
     if wrong := [c.entry for c in chunks if (c.entry.dtype, c.entry.shape) != (tensor.dtype, tensor.shape)]:
         require_cover(tensor, wrong, 0)

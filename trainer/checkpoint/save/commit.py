@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainer.checkpoint.format.records import DamagedRecordError, Manifest, Mesh
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import Places, check_parts, read_indexes
 from trainer.checkpoint.save.writer import Stored
-from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
+from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, PreconditionError, StorageError
 
 
 def manifest_of(
@@ -45,17 +45,19 @@ def manifest_of(
     )
 
 
-def commit(store: ObjectStore, lease: Lease, manifest: Manifest, *, check_cover: bool = False) -> Manifest:
+def commit(store: ObjectStore, lease: Lease, manifest: Manifest, *, cover: Collection[str] = ()) -> Manifest:
     """Make a checkpoint out of stored parts; returns the manifest in the store, which may be one of an earlier try.
 
-    `check_cover` also reads what each rank says it stored, and refuses chunks that do not make up every tensor exactly once:
-    for ranks that did not store by one layout.
+    Where `cover` names tensors, it also reads what each rank says it stored, and refuses chunks that do not make up each of
+    them exactly once: for ranks that did not store by one layout.
     Raises LostRunError when a newer job owns the run, StorageError when a part is missing or wrong, or the store does not
     serve. After a StorageError the put may still succeed: the checkpoint is then whole.
     """
     check_parts(store, manifest.parts)
-    if check_cover:
-        chunks_by_name(read_indexes(Places(store), manifest))
+    if cover:
+        stored = chunks_by_name(read_indexes(Places(store), manifest))
+        if missing := sorted(set(cover) - stored.keys()):
+            raise CorruptObjectError(f"tensor {missing[0]}: no rank stores any of it")
     lease.check()
     body = encode(manifest)
     try:

@@ -107,6 +107,6 @@ class SaveProtocol:
 
 
 def _rank_result(body: dict[str, Any]) -> RankResult:
-    return RankResult(
-        Stored(**body["stored"]) if body["stored"] else None, body["error"], body["closed"], body["layout"]
-    )
+    stored = Stored(**body["stored"]) if body["stored"] else None
+    # A rank of an earlier Lustrain posts no layout and stores by another plan, so that rank 0 has to read the indexes.
+    return RankResult(stored, body["error"], body["closed"], body.get("layout", ""))

@@ -326,19 +326,22 @@ class Checkpointer:
         assert self._lease is not None
         attempt = flight.plan.attempt
         # Ranks of one mesh that cut the same tensors alike hold each element, so that no index has to be read for that.
-        layout = flight.staged.layout if flight.staged else None
-        alike = {result.layout for result in results.values()} == {self._layout_of(flight)} != {""}
+        staged = flight.staged
+        assert staged is not None
+        digests = {result.layout for result in results.values()}
+        alike = digests == {self._layout_of(flight)} != {""}
+        unsure = not alike and (staged.layout is not None or digests != {""})
         new = manifest_of(
             attempt,
             stored,
             parent=self._parent,
             state=flight.state,
             about=flight.metadata,
-            layout=layout if alike else None,
+            layout=staged.layout if alike else None,
         )
         if self._before_commit is not None:
             self._before_commit(flight.step)
-        manifest = commit(self._store, self._lease, new, check_cover=layout is not None and not alike)
+        manifest = commit(self._store, self._lease, new, cover=staged.names if unsure else ())
         earlier = manifest.attempt != attempt
         detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return SaveOutcome(True, detail, manifest.data_bytes)

@@ -159,6 +159,8 @@ class Staged:
     size: int
     layout: MeshLayout | None
     """Of a sharded run: where its ranks store what they hold, if all of them have the same mesh and tensors."""
+    names: frozenset[str]
+    """Of the tensors that this rank holds, whether or not it stores rows of them."""
 
 
 class Staging:
@@ -195,7 +197,7 @@ class Staging:
         entries = self._lay_out(shards)
         size = data_size(entries)
         buffer = self._take(size, urgent, wait_s)
-        staged = Staged(buffer, entries, size, self._layout)
+        staged = Staged(buffer, entries, size, self._layout, frozenset(tensors))
         try:
             buffer.fill(entries, {shard.name: shard for shard in shards})
         except BaseException:

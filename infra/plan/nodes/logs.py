@@ -19,6 +19,18 @@ ADDON = "amazon-cloudwatch-observability"
 ADDON_NAMESPACE, ADDON_ACCOUNT = "amazon-cloudwatch", "cloudwatch-agent"
 """Its pods' namespace and service account, which Fluent Bit has too (that page, and the chart
 https://github.com/aws-observability/helm-charts)."""
+ADDON_UNUSED = (
+    "containerInsights",
+    "otelContainerInsights",
+    "applicationSignals",
+    "kubeStateMetrics",
+    "nodeExporter",
+    "dcgmExporter",
+    "neuronMonitor",
+)
+"""What the add-on brings by default beside logs, in version 6: what is billed by the observation, what changes the pods of
+services, and exporters that the node agent has already
+(https://github.com/aws-observability/helm-charts/blob/main/RELEASE_NOTES)."""
 CONTAINER_STREAMS = ("application", "dataplane", "host")
 """Groups that Fluent Bit writes to, under `/aws/containerinsights/<cluster>/` (that chart)."""
 PORT = 25888
@@ -28,8 +40,8 @@ LAUNCH_LOGS = "/var/log/lustrain/lustrain-run-*.log"
 """What launchers write that are started over SSH (`launch.backends.ssh_unit`)."""
 JOB_LOGS = "/var/log/lustrain-jobs"
 """Where a job of Slurm leaves a copy of what it prints (`launch.backends.slurm_executor`)."""
-KERNEL = "Xid|NVRM|nvidia|efa|Lustre|LNet|nvme|Out of memory|oom-kill|Machine [Cc]heck|Hardware Error|I/O error"
-"""What the kernel says that is about hardware, memory or file systems; NVIDIA's driver logs `NVRM: Xid`."""
+KERNEL = r"Xid|NVRM|nvidia|\befa\b|Lustre|LNet|nvme|Out of memory|oom-kill|Machine [Cc]heck|Hardware Error|I/O error"
+"""What the kernel says that is about hardware, memory or file systems; NVIDIA's driver logs `NVRM: Xid`. As RE2 has it."""
 WRITE = ("logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams")
 
 
@@ -95,11 +107,12 @@ def _entry(group: str, path: str, stream: str) -> dict[str, Any]:
 
 
 def addon_configuration() -> dict[str, Any]:
-    """Return the values of the EKS add-on: logs of containers, and progress of runs. What bills each observation, Container
-    Insights and Application Signals, is left out: only one thing is named that the agent collects."""
+    """Return the values of the EKS add-on: logs of containers, and progress of runs."""
     return {
         "agent": {"config": {"logs": {"metrics_collected": {"emf": {}}}}},
         "containerLogs": {"enabled": True},
+        "manager": {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}},
+        **{part: {"enabled": False} for part in ADDON_UNUSED},
     }
 
 
