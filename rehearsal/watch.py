@@ -70,6 +70,8 @@ class Watch:
 
         A run that was scraped waits itself for the scrape of its end.
         """
+        if not self.seen:
+            return
         self._wait(lambda: self._series(self._step) == [])
         self.done = bool(self._series(f'last_over_time(lustrain_done_step{{run="{self.run}"}}[1d])'))
         if self.fired and self.done:

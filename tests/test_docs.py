@@ -134,7 +134,7 @@ def test_every_task_of_fab_and_its_flags_exist() -> None:
     assert wrong == []
 
 
-def test_every_flag_that_is_named_is_one_of_a_task_or_of_a_program_beside() -> None:
+def test_every_named_flag_is_one_of_a_task_or_a_program_beside() -> None:
     known = OF_OTHER_PROGRAMS.union(*map(flags_of, fabfile.namespace.tasks.values()))
     known |= set(re.findall(r"--[\w-]+", options(launcher.flags())))
     for module, _ in trainer_main.COMMANDS.values():
@@ -273,7 +273,7 @@ def test_every_message_of_the_troubleshooter_is_in_the_code() -> None:
     assert [one for one in quoted if any(part.strip(" ") not in source for part in one.split("…"))] == []
 
 
-def test_the_promises_of_the_readme_are_those_that_the_rehearsal_checks() -> None:
+def test_the_promises_of_the_readme_are_those_of_the_rehearsal() -> None:
     claims = [row[1] for row in rows(PAGES[0], "## What the rehearsal shows")]
     assert [claim for claim in claims if claim not in "".join(code("rehearsal")).replace('"\n            "', "")] == []
 
@@ -303,7 +303,7 @@ def test_the_picture_shows_the_imports_as_they_are() -> None:
     assert drawn(r"^ *(\w+) --> (\w+)$") == {(one, other) for one, other in there if one != other}
 
 
-def test_what_the_picture_does_not_show_is_forbidden_by_a_contract() -> None:
+def test_what_picture_does_not_show_is_forbidden_by_a_contract() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     contracts = settings["importlinter"]["contracts"]
     forbidden = {
@@ -317,7 +317,7 @@ def test_what_the_picture_does_not_show_is_forbidden_by_a_contract() -> None:
     assert every - shown == every & forbidden
 
 
-def test_the_data_between_rooms_have_a_contract_that_both_ends_read() -> None:
+def test_data_between_rooms_have_a_contract_that_both_ends_read() -> None:
     contracts = {row[0]: row[1].strip("`") for row in rows(ROOT / "docs/architecture.md", "## What the rooms hand")}
     for one, label, other in drawn(r"^ *(\w+) -\. (\w+) \.-> (\w+)$"):
         path = contracts[label]

@@ -24,7 +24,7 @@ def test_there_is_one_form_of_problem() -> None:
     assert found == [HOUSE / "lustrain/problem.py"]
 
 
-def test_nothing_of_ours_draws_from_the_streams_that_belong_to_a_task() -> None:
+def test_nothing_of_ours_draws_from_the_streams_of_a_task() -> None:
     """A retry that took a number from Python's own stream made a resumed run unlike the one that was never interrupted."""
     allowed = {"SystemRandom", "Random", "seed", "getstate", "setstate"}
     drawn = []

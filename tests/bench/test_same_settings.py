@@ -64,12 +64,12 @@ def test_rows_become_values_files_units_and_limits() -> None:
     assert (found.tasks, found.states) == (5, 8)
 
 
-def test_a_change_that_no_other_tool_has_words_for_is_not_left_out_in_silence() -> None:
+def test_change_that_ansible_cannot_express_is_not_left_out() -> None:
     with pytest.raises(ValueError, match="nothing that other tools"):
         derived([row("hold.kernel", "persisted", "apt-mark", "linux-aws")], FILES, lambda folder: True)
 
 
-def test_ansible_is_told_each_setting_once_and_restarts_what_a_changed_file_asks_for() -> None:
+def test_ansible_gets_each_setting_once_and_needed_restarts() -> None:
     found = derived(ROWS, FILES, lambda folder: True)
     play = playbook(found)
     assert len(play["tasks"]) == found.tasks

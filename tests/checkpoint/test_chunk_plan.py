@@ -37,7 +37,7 @@ def cells(entry: Entry) -> list[tuple[int, ...]]:
 
 
 @given(shapes("shared."), st.integers(1, 9))
-def test_the_pieces_of_all_ranks_hold_each_element_of_each_tensor_once(shared: list[TensorMeta], world: int) -> None:
+def test_the_pieces_of_all_ranks_hold_each_element_once(shared: list[TensorMeta], world: int) -> None:
     per_rank = [planned(shared, rank, world) for rank in range(world)]
     for shape in shared:
         pieces = [entry for entries in per_rank for entry in entries if entry.name == shape.name]
@@ -64,7 +64,7 @@ def row_bytes(shape: TensorMeta) -> int:
 
 @pytest.mark.slow
 @given(shapes("shared."), st.integers(1, 4), st.data())
-def test_every_piece_is_one_aligned_run_of_bytes_and_none_overlap(
+def test_pieces_are_aligned_runs_of_bytes_and_none_overlap(
     shared: list[TensorMeta], world: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, world - 1))
@@ -121,7 +121,7 @@ def held_by(mesh: tuple[int, ...], place: tuple[int, ...], metas: list[TensorMet
 
 
 @given(sharded(), st.sampled_from([64, BLOCK_BYTES]), st.data())
-def test_ranks_of_any_mesh_store_each_element_once_where_the_layout_says(
+def test_ranks_of_any_mesh_store_each_element_once(
     drawn: tuple[tuple[int, int, int], list[TensorMeta], Cuts], block_bytes: int, data: st.DataObject
 ) -> None:
     mesh, metas, cuts = drawn
@@ -153,7 +153,7 @@ def test_layout_that_is_wrong_about_a_chunk_names_the_tensor() -> None:
     assert "weight" in layout_problem(layout, swapped)
 
 
-def test_small_chunks_of_several_ranks_lie_on_the_first_behind_its_own() -> None:
+def test_small_chunks_of_several_ranks_lie_on_the_first() -> None:
     norm, weight = TensorMeta("norm", "float32", (8,), 4), TensorMeta("weight", "float32", (8, BLOCK_BYTES // 8), 4)
     cuts = {"weight": (-1, 0, 1), "norm": (-1, 0, -1)}
     first, second = (plan_chunks(held_by((1, 2, 2), (0, 1, t), [weight, norm], cuts), sharded=True) for t in range(2))

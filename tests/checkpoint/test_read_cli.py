@@ -84,7 +84,7 @@ def test_list_shows_every_checkpoint_and_which_of_them_count(store: LocalStore, 
 
 
 @pytest.mark.slow
-def test_verify_passes_over_whole_checkpoints_and_counts_their_bytes(store: LocalStore, call: Call) -> None:
+def test_verify_passes_whole_checkpoints_counting_their_bytes(store: LocalStore, call: Call) -> None:
     code, out, _ = call("verify", store.uri, "--json")
     found = json.loads(out)
     assert (code, found["ok"]) == (0, True)
@@ -106,7 +106,7 @@ def test_verify_ends_with_1_and_names_the_damaged_place(store: LocalStore, call:
 
 
 @pytest.mark.slow
-def test_verify_names_all_damage_of_a_checkpoint_and_not_only_the_first(store: LocalStore) -> None:
+def test_verify_names_all_damage_of_a_checkpoint_not_first_only(store: LocalStore) -> None:
     manifest = read_manifest(store, ManifestId(1, 20))
     damage(store, manifest.id, 0)
     damage(store, manifest.id, 1)
@@ -173,7 +173,7 @@ def told(store: LocalStore) -> LocalStore:
         "manifest",
     ],
 )
-def test_verify_also_names_what_is_damaged_or_lost_beside_the_checkpoints(
+def test_verify_names_what_is_damaged_or_lost_beside_checkpoints(
     told: LocalStore, call: Call, harm: Callable[[ObjectStore], object], named: str
 ) -> None:
     code, out, _ = call("verify", told.uri)
@@ -186,7 +186,7 @@ def test_verify_also_names_what_is_damaged_or_lost_beside_the_checkpoints(
     assert json.loads(call("verify", told.uri, "--json")[1])["ok"] is False
 
 
-def test_a_run_whose_every_manifest_was_deleted_is_not_taken_for_a_young_one(told: LocalStore, call: Call) -> None:
+def test_run_whose_manifests_were_all_deleted_is_not_a_young_one(told: LocalStore, call: Call) -> None:
     for manifest_id in manifests_of(told):
         told.delete(manifest_id.key)
     code, out, _ = call("verify", told.uri)
@@ -194,14 +194,14 @@ def test_a_run_whose_every_manifest_was_deleted_is_not_taken_for_a_young_one(tol
     assert out.count("the run recorded its commit") == 2, "as many as no pruning ever removes"
 
 
-def test_a_checkpoint_that_a_job_began_from_is_missed_though_no_event_tells_of_it() -> None:
+def test_checkpoint_a_job_began_from_is_missed_without_an_event() -> None:
     began_from = ManifestId(1, 20)
     lineage = (LineageEntry(1, None), LineageEntry(3, began_from))
     history = History(LeaseRecord(3, "job", "now", "nonce", lineage), [ManifestId(3, 25)], [])
     assert lost_commits(history, [], CheckpointConfig(keep_last=2)) == [began_from]
 
 
-def test_what_the_command_prunes_is_told_in_the_events_and_never_taken_for_lost(told: LocalStore, call: Call) -> None:
+def test_what_the_command_prunes_is_in_the_events_and_not_lost(told: LocalStore, call: Call) -> None:
     raw, etag = told.read("config.toml")
     lines = [line for line in raw.splitlines(keepends=True) if not line.startswith(b"# record_crc64nvme")]
     told.put("config.toml", b"".join(lines).replace(b"keep_last = 2", b"keep_last = 9"), if_match=etag)
@@ -229,7 +229,7 @@ def test_a_store_that_does_not_answer_is_no_damage(store: LocalStore) -> None:
         verify_checkpoint(Unreachable(store.uri), ManifestId(1, 20))
 
 
-def test_prune_keeps_what_the_runs_own_settings_keep_and_flags_beat_them(store: LocalStore, call: Call) -> None:
+def test_prune_keeps_what_the_runs_settings_keep_and_flags_win(store: LocalStore, call: Call) -> None:
     write_steps(store, [35, 45, 55], generation=3)
     config = "[recorded]\nformat = 1\n[checkpoint]\nkeep_last = 4\nkeep_best = false\n"
     store.put("config.toml", config.encode())

@@ -67,7 +67,7 @@ def test_a_flipped_bit_never_reaches_a_tensor(store: LocalStore) -> None:
         dcp.load(state, storage_reader=LustrainReader(store, prefix="model/"), no_dist=True)
 
 
-def test_a_step_that_is_not_there_and_a_place_without_a_run_are_lines(store: LocalStore, tmp_path: Path) -> None:
+def test_missing_step_and_a_place_without_a_run_are_lines(store: LocalStore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--step = 15: .*allowed: 20, 10"):
         LustrainReader(store, step=15)
     (tmp_path / "empty").mkdir()
@@ -75,7 +75,7 @@ def test_a_step_that_is_not_there_and_a_place_without_a_run_are_lines(store: Loc
         LustrainReader(str(tmp_path / "empty"))
 
 
-def test_ranks_that_found_different_newest_checkpoints_do_not_mix_them(store: LocalStore) -> None:
+def test_ranks_with_different_newest_checkpoints_do_not_mix_them(store: LocalStore) -> None:
     early, late = LustrainReader(store, step=10), LustrainReader(store, step=20)
     plans = [reader.prepare_local_plan(LoadPlan([])) for reader in (early, late)]
     assert plans[0].storage_data == ManifestId(1, 10)
@@ -100,7 +100,7 @@ def _load_sharded(rank: int, world: int, uri: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_sharded_tensors_of_two_processes_are_filled_from_the_parts_of_three_ranks(
+def test_sharded_tensors_of_two_ranks_load_parts_of_three(
     fork_server: ForkServer, store: LocalStore, tmp_path: Path
 ) -> None:
     fork_server.call(_load_sharded, 2, 2, store.uri, str(tmp_path))

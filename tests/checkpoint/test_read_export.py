@@ -23,9 +23,7 @@ def model_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_the_models_weights_and_nothing_else_come_out_under_the_given_names(
-    store: LocalStore, tmp_path: Path, world: int
-) -> None:
+def test_the_models_weights_alone_come_out_under_the_given_names(store: LocalStore, tmp_path: Path, world: int) -> None:
     manifest = write_checkpoint(store, 7, split_state(sample_state(7), world))
     out = tmp_path / "out"
     done = export(store, manifest.id, out, {"embed.weight": "model.embed_tokens.weight"}, config={"model_type": "x"})
@@ -57,7 +55,7 @@ def test_the_umask_alone_decides_who_may_read_an_export(
     assert set(files.values()) == {file_mode}, files
 
 
-def test_a_large_model_is_cut_into_shards_that_the_index_file_finds(store: LocalStore, tmp_path: Path) -> None:
+def test_large_model_is_cut_into_shards_that_index_file_names(store: LocalStore, tmp_path: Path) -> None:
     state = {f"model/layer{i}.weight": torch.full((100,), float(i)) for i in range(5)}
     manifest = write_checkpoint(store, 7, split_state(state, 2))
     done = export(store, manifest.id, tmp_path / "out", {}, shard_bytes=900)
@@ -75,7 +73,7 @@ def test_shards_keep_to_the_limit_unless_one_tensor_is_larger() -> None:
     assert shard_names(2) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
-def test_what_cannot_be_exported_is_named_before_anything_is_written(store: LocalStore, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_named_before_writing(store: LocalStore, tmp_path: Path) -> None:
     state = {"model/a": torch.ones(2), "model/b": torch.ones(2), "model/c": torch.ones(2, dtype=torch.complex128)}
     manifest = write_checkpoint(store, 7, [{name: whole(tensor) for name, tensor in state.items()}])
     with pytest.raises(UserError) as caught:

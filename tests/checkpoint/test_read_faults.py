@@ -31,7 +31,7 @@ def faulty(moto_s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
 
 @pytest.mark.parametrize("fault", [Answer(), Answer(500, "InternalError"), Reset(), Cut(), Swap()], ids=str)
 @pytest.mark.parametrize("key", [DATA, r"0000000020-.*\.json", r"manifests/"])
-def test_a_fault_that_passes_costs_neither_the_checkpoint_nor_a_bit(
+def test_fault_that_passes_costs_neither_checkpoint_nor_a_bit(
     faulty: tuple[FaultyProxy, ObjectStore], fault: Fault, key: str
 ) -> None:
     proxy, store = faulty
@@ -43,7 +43,7 @@ def test_a_fault_that_passes_costs_neither_the_checkpoint_nor_a_bit(
 
 
 @pytest.mark.parametrize("fault", [Answer(), Reset(), Answer(403, "AccessDenied")], ids=str)
-def test_a_fault_that_stays_ends_the_load_with_its_error_and_not_with_an_older_checkpoint(
+def test_fault_that_stays_ends_the_load_with_its_own_error(
     faulty: tuple[FaultyProxy, ObjectStore], fault: Fault
 ) -> None:
     proxy, store = faulty

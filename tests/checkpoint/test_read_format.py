@@ -73,14 +73,14 @@ def assert_are(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None
     assert {name: array.tobytes() for name, array in found.items()} == {n: raw_bytes(t) for n, t in expected.items()}
 
 
-def test_the_snippets_checksum_is_the_one_that_the_text_and_s3_mean() -> None:
+def test_the_snippets_checksum_is_that_of_the_text_and_of_s3() -> None:
     check = re.search(r"check value \(of `123456789`\) `0x([0-9a-f]{16})`", TEXT)
     assert check is not None
     assert check[1] == READER.crc64nvme(b"123456789") == f"{crc64nvme(b'123456789'):016x}"
 
 
 @pytest.mark.slow
-def test_the_snippet_reads_what_a_real_save_stored_without_any_of_our_code(store: LocalStore, tmp_path: Path) -> None:
+def test_the_snippet_reads_a_real_save_without_any_of_our_code(store: LocalStore, tmp_path: Path) -> None:
     saved = sample_tensors(5, rows=40)
     with checkpointer(store, Events()) as saver:
         saver.save(5, saved, {"cursor": 1.5e-7}, {"name": "ü"})
@@ -100,7 +100,7 @@ np.savez(sys.argv[2], **{name.replace("/", "|"): tensor for name, tensor in tens
     assert_are(found, saved)
 
 
-def test_the_snippet_follows_the_lineage_and_puts_cut_tensors_together(store: LocalStore) -> None:
+def test_the_snippet_follows_the_lineage_and_joins_cut_tensors(store: LocalStore) -> None:
     for step in (10, 20, 30):
         write_checkpoint(store, step, split_state(sample_state(step, 20), 3))
     put_lease(store, 3, (1, None), (2, ManifestId(1, 20)))
@@ -145,13 +145,13 @@ def test_the_snippet_says_so_when_no_checkpoint_is_whole(store: LocalStore) -> N
         READER.load(Path(store.uri))
 
 
-def test_the_snippet_refuses_a_newer_format_and_does_not_fall_back(store: LocalStore, newest: Manifest) -> None:
+def test_snippet_refuses_a_newer_format_and_does_not_fall_back(store: LocalStore, newest: Manifest) -> None:
     store.put(newest.id.key, seal({**unseal(store.read(newest.id.key)[0]), "format": FORMAT + 1}))
     with pytest.raises(NotImplementedError, match="newer"):
         READER.load(Path(store.uri))
 
 
-def test_what_the_text_says_of_numbers_that_json_lacks_is_what_is_logged(store: LocalStore) -> None:
+def test_documented_numbers_that_json_lacks_are_what_is_logged(store: LocalStore) -> None:
     with closing(RunLog(store, 1, 60.0)) as log:
         log.step({"step": 1, "loss": math.nan, "extra": {"bounds": [-math.inf, math.inf]}})
     (part,) = store.list("metrics/")
@@ -160,7 +160,7 @@ def test_what_the_text_says_of_numbers_that_json_lacks_is_what_is_logged(store: 
     assert all(f'`"{word}"`' in TEXT for word in said)
 
 
-def test_what_the_text_says_of_the_recorded_table_is_what_is_stored(store: LocalStore) -> None:
+def test_what_text_says_of_the_recorded_table_is_what_is_stored(store: LocalStore) -> None:
     config = Config.model_validate(
         {"run": {"uri": store.uri}, "task": {"name": "x"}, "train": {"steps": 1, "global_batch": 1, "micro_batch": 1}}
     )

@@ -47,7 +47,7 @@ def test_rank_reads_its_share_and_the_indexes_of_its_chunks(store: LocalStore) -
         assert indexes == {index_key(manifest.attempt, part) for part in {0, rank}}
 
 
-def test_layout_that_hides_a_chunk_costs_no_work_and_verify_names_it(store: LocalStore) -> None:
+def test_layout_that_hides_a_chunk_costs_no_work(store: LocalStore) -> None:
     state = training_state(6)
     manifest = write_sharded(store, NEW.step, MESH, state)
     assert verify_checkpoint(store, NEW).ok
@@ -60,7 +60,7 @@ def test_layout_that_hides_a_chunk_costs_no_work_and_verify_names_it(store: Loca
 
 
 @pytest.mark.parametrize("lost", ["model/matrix", "optim/norm0/step"])
-def test_chunk_that_no_part_holds_is_damage_that_names_the_tensor(store: LocalStore, lost: str) -> None:
+def test_chunk_that_no_part_holds_is_damage_naming_the_tensor(store: LocalStore, lost: str) -> None:
     """A third of the matrix; all of the count."""
     manifest = write_sharded(store, NEW.step, MESH, training_state(6))
     first, *others = manifest.parts

@@ -66,7 +66,7 @@ def test_any_world_size_loads_the_bytes_that_another_one_saved(store: LocalStore
         assert_same(loaded.tensors, sample_state(2))
 
 
-def test_blocks_in_a_codec_of_an_earlier_version_are_refused_and_not_misread(store: LocalStore) -> None:
+def test_blocks_in_an_earlier_codec_are_refused_and_not_misread(store: LocalStore) -> None:
     write_checkpoint(store, NEW.step, split_state(sample_state(2), 1), codec="planes-zstd")
     with pytest.raises(UserError, match="codec = 'planes-zstd': not read by this Lustrain; allowed: none"):
         load_alone(store, [NEW])
@@ -137,7 +137,7 @@ def test_region_outside_its_tensor_is_refused(store: LocalStore) -> None:
 
 
 @pytest.mark.slow
-def test_tensors_of_several_blocks_and_their_damage_are_placed_to_the_block(store: LocalStore) -> None:
+def test_damage_in_tensors_of_several_blocks_names_the_block(store: LocalStore) -> None:
     big = torch.arange(3 * BLOCK_BYTES // 4 + 5, dtype=torch.float32)
     half = len(big) // 2
     write_checkpoint(store, OLD.step, [{"big": whole(big)}], nonce="00000001")
@@ -150,7 +150,7 @@ def test_tensors_of_several_blocks_and_their_damage_are_placed_to_the_block(stor
     assert f"{newer.parts[1].data_key}, block 1: checksum" in loaded.skipped[0]
 
 
-def test_loaded_tensors_can_be_changed_without_touching_the_checkpoint(store: LocalStore) -> None:
+def test_loaded_tensors_can_change_without_touching_checkpoint(store: LocalStore) -> None:
     write_checkpoint(store, NEW.step, split_state(sample_state(2), 2))
     for tensor in load_alone(store, [NEW]).tensors.values():
         tensor.zero_()
@@ -160,7 +160,7 @@ def test_loaded_tensors_can_be_changed_without_touching_the_checkpoint(store: Lo
 @given(st.sampled_from(["data", "index", "manifest"]), st.integers(0, 1), st.integers(0, 10**6), st.integers(0, 7))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.slow
-def test_one_flipped_bit_anywhere_is_found_and_the_older_checkpoint_is_loaded(
+def test_one_flipped_bit_is_noticed_and_older_checkpoint_loads(
     tmp_path: Path, region: str, part: int, position: int, bit: int
 ) -> None:
     store = LocalStore(str(tmp_path / "run"))
@@ -181,7 +181,7 @@ def test_one_flipped_bit_anywhere_is_found_and_the_older_checkpoint_is_loaded(
 
 @pytest.mark.parametrize("harm", [truncate, prolong, empty, remove, swap])
 @pytest.mark.parametrize("region", ["data", "index", "manifest"])
-def test_a_cut_missing_or_swapped_object_sends_the_load_to_the_older_checkpoint(
+def test_damaged_object_sends_the_load_to_the_older_checkpoint(
     store: LocalStore, region: str, harm: Callable[[ObjectStore, str], None]
 ) -> None:
     part = two_checkpoints(store).parts[1]
@@ -194,7 +194,7 @@ def test_a_cut_missing_or_swapped_object_sends_the_load_to_the_older_checkpoint(
     assert key in loaded.skipped[0]
 
 
-def test_a_part_of_another_attempt_with_valid_records_is_passed_over(store: LocalStore) -> None:
+def test_valid_part_of_another_attempt_is_passed_over(store: LocalStore) -> None:
     manifest = two_checkpoints(store)
     foreign = write_part(store, attempt_name(1, 15, "0000000f"), 1, split_state(sample_state(3), 2)[1])
     rewrite_manifest(store, manifest, parts=(manifest.parts[0], foreign))
@@ -218,7 +218,7 @@ def test_boxes_that_do_not_make_the_tensor_are_never_loaded(store: LocalStore, r
         load_alone(store, [NEW])
 
 
-def test_one_ranks_damaged_view_takes_all_ranks_to_the_older_checkpoint(tmp_path: Path) -> None:
+def test_one_ranks_damaged_view_takes_all_to_older_checkpoint(tmp_path: Path) -> None:
     views: list[ObjectStore] = [LocalStore(str(tmp_path / f"view{rank}")) for rank in range(2)]
     for view in views:
         manifest = two_checkpoints(view)
@@ -230,7 +230,7 @@ def test_one_ranks_damaged_view_takes_all_ranks_to_the_older_checkpoint(tmp_path
 
 
 @pytest.mark.slow
-def test_a_saves_fast_copy_loads_while_the_run_store_serves_records_only(store: LocalStore, tmp_path: Path) -> None:
+def test_saves_fast_copy_loads_while_store_serves_records_only(store: LocalStore, tmp_path: Path) -> None:
     tiers = (TierConfig(kind="nvme", path=str(tmp_path / "nvme")),)
     with checkpointer(store, Events(), tiers=tiers) as saver:
         assert all(save_one(saver, step, sample_tensors(step)).committed for step in (10, 20))
@@ -240,7 +240,7 @@ def test_a_saves_fast_copy_loads_while_the_run_store_serves_records_only(store: 
         assert_same(loaded.tensors, sample_tensors(20))
 
 
-def test_ranks_that_see_different_valid_manifests_do_not_load_either(tmp_path: Path) -> None:
+def test_ranks_that_see_different_valid_manifests_do_not_load(tmp_path: Path) -> None:
     views: list[ObjectStore] = [LocalStore(str(tmp_path / f"view{rank}")) for rank in range(2)]
     for view in views:
         manifest = two_checkpoints(view)
@@ -255,7 +255,7 @@ def test_no_candidates_mean_a_fresh_start_on_every_rank(store: LocalStore) -> No
     assert load_on([store] * 2, []) == [None, None]
 
 
-def test_candidates_of_which_none_verifies_are_an_error_that_lists_them_and_no_fresh_start(store: LocalStore) -> None:
+def test_candidates_that_all_fail_are_error_and_no_fresh_start(store: LocalStore) -> None:
     manifest = two_checkpoints(store)
     flip_bit(store, manifest.parts[0].data_key, 0)
     store.delete(OLD.key)
@@ -265,7 +265,7 @@ def test_candidates_of_which_none_verifies_are_an_error_that_lists_them_and_no_f
     assert [NEW.key in caught.value.problems[1], OLD.key in caught.value.problems[2]] == [True, True]
 
 
-def test_an_unreachable_store_is_a_storage_error_on_every_rank_and_never_an_older_checkpoint(store: LocalStore) -> None:
+def test_unreachable_store_is_a_storage_error_on_every_rank(store: LocalStore) -> None:
     two_checkpoints(store)
     board = torch.distributed.HashStore()
 
@@ -311,7 +311,7 @@ def test_a_newer_format_stops_the_load_and_nothing_older_loads(
         load_alone(store, [NEW, OLD])
 
 
-def test_bytes_that_only_the_wire_damaged_are_read_again_instead_of_losing_the_checkpoint(store: LocalStore) -> None:
+def test_bytes_that_only_the_wire_damaged_are_read_again(store: LocalStore) -> None:
     two_checkpoints(store)
     loaded = load_alone(FlippedOnce(store.uri), [NEW, OLD])
     assert loaded.manifest.id == NEW

@@ -35,7 +35,7 @@ committed = st.builds(Committed, ids, st.none() | st.floats(0, 10) | st.just(mat
 
 
 @given(st.lists(committed, max_size=25, unique_by=lambda c: c.id), st.integers(2, 5), st.integers(0, 30), st.booleans())
-def test_a_plan_keeps_the_newest_whole_ones_the_milestones_and_the_best(
+def test_plan_keeps_newest_whole_ones_milestones_and_the_best(
     live: list[Committed], keep_last: int, every: int, best: bool
 ) -> None:
     options = CheckpointConfig(keep_last=keep_last, keep_every_steps=every, keep_best=best)
@@ -62,7 +62,7 @@ def test_milestones_are_the_first_saves_from_each_multiple_on(steps: list[int], 
     assert [i.step for i in milestones((ManifestId(1, s) for s in steps), every)] == kept
 
 
-def test_a_later_save_never_unseats_a_milestone_that_an_earlier_pruning_kept() -> None:
+def test_later_save_never_unseats_a_milestone_kept_earlier() -> None:
     options = CheckpointConfig(keep_last=2, keep_every_steps=10)
     alive: list[ManifestId] = []
     for step in range(3, 100, 4):
@@ -72,7 +72,7 @@ def test_a_later_save_never_unseats_a_milestone_that_an_earlier_pruning_kept() -
     assert [i.step for i in alive] == [11, 23, 31, 43, 51, 63, 71, 83, 91, 95, 99]
 
 
-def test_old_checkpoints_go_with_all_their_objects_and_the_kept_ones_still_load(store: LocalStore) -> None:
+def test_old_checkpoints_go_whole_and_the_kept_ones_still_load(store: LocalStore) -> None:
     put_lease(store, 1, (1, None))
     write_steps(store, [10, 20, 30, 40, 50])
     report = prune(store, CheckpointConfig(keep_last=2), generation=1)
@@ -104,7 +104,7 @@ def test_a_dry_run_names_what_would_go_and_removes_nothing(store: LocalStore) ->
 
 @pytest.mark.parametrize("harmed", [40, 50])
 @pytest.mark.parametrize("how", ["missing part", "short part", "damaged manifest"])
-def test_a_checkpoint_whose_objects_are_gone_does_not_count_as_kept(store: LocalStore, harmed: int, how: str) -> None:
+def test_checkpoint_whose_objects_are_gone_is_not_kept(store: LocalStore, harmed: int, how: str) -> None:
     put_lease(store, 1, (1, None))
     write_steps(store, [20, 30, 40, 50])
     manifest = read_manifest(store, ManifestId(1, harmed))
@@ -123,7 +123,7 @@ def age(store: LocalStore, key: str, seconds: float) -> None:
     os.utime(Path(store.uri) / key, (then, then))
 
 
-def test_dead_commits_and_orphans_go_only_when_old_and_of_an_older_generation(store: LocalStore) -> None:
+def test_dead_commits_and_orphans_go_only_when_old_and_outdated(store: LocalStore) -> None:
     write_steps(store, [10, 20, 30], generation=1)
     write_steps(store, [25, 35], generation=2)
     put_lease(store, 3, (1, None), (2, ManifestId(1, 20)), (3, ManifestId(2, 35)))
@@ -177,7 +177,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.slow
-def test_killed_after_any_store_call_the_newest_checkpoints_load_and_the_next_pruning_finishes(tmp_path: Path) -> None:
+def test_killed_pruning_leaves_loadable_ones_and_next_finishes(tmp_path: Path) -> None:
     calls, done = 0, False
     while not done:
         store = LocalStore(str(tmp_path / str(calls)))
@@ -224,7 +224,7 @@ def test_pruning_ends_as_soon_as_a_newer_job_takes_the_run(store: LocalStore) ->
     assert "took this run" in report.stopped
 
 
-def test_a_manifest_of_a_newer_format_stops_pruning_before_anything_is_removed(
+def test_manifest_of_newer_format_stops_pruning_before_removals(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_lease(store, 1, (1, None))

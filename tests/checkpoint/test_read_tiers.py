@@ -30,7 +30,7 @@ def tiered(store: LocalStore, tmp_path: Path) -> tuple[TierConfig, LocalStore, M
 
 @pytest.mark.parametrize("harm", [truncate, empty, remove, swap, lambda s, k: flip_bit(s, k, 5)])
 @pytest.mark.parametrize("what", ["data_key", "index_key"])
-def test_a_harmed_copy_in_a_tier_is_passed_over_for_the_run_store(
+def test_harmed_copy_in_a_tier_is_passed_over_for_the_run_store(
     store: LocalStore,
     tiered: tuple[TierConfig, LocalStore, Manifest],
     what: str,
@@ -54,7 +54,7 @@ def test_a_harmed_copy_in_a_tier_is_passed_over_for_the_run_store(
         assert (kind, fields["object"]) == ("tier_passed_over", key)
 
 
-def test_a_tier_that_a_new_node_does_not_have_costs_nothing_but_an_event(store: LocalStore, tmp_path: Path) -> None:
+def test_tier_that_a_new_node_does_not_have_costs_only_an_event(store: LocalStore, tmp_path: Path) -> None:
     two_checkpoints(store)
     events: list[str] = []
     tier = TierConfig(kind="memory", path=str(tmp_path / "absent"))

@@ -40,7 +40,7 @@ from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 
 
-def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(store: ObjectStore) -> None:
+def test_what_was_saved_is_what_loads_though_training_changed_it(store: ObjectStore) -> None:
     tensors, events = sample_tensors(), Events()
     state = {"progress": {"step": 7}}
     with checkpointer(store, events) as saver:
@@ -60,7 +60,7 @@ def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(st
 
 
 @pytest.mark.slow
-def test_a_state_that_grows_or_shrinks_between_saves_is_saved_whole(store: ObjectStore) -> None:
+def test_state_that_changes_size_between_saves_is_saved_whole(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         for step, rows in enumerate((10, 9000, 3), start=1):
             save_one(saver, step, sample_tensors(step, rows))
@@ -86,7 +86,7 @@ def test_a_save_that_finds_one_in_flight_is_skipped_and_says_so(store: ObjectSto
     assert len(events.of("save_skipped")) == 1
 
 
-def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(store: ObjectStore) -> None:
+def test_urgent_save_does_not_wait_for_the_one_in_flight(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         with stopped(writer_pid()):
             saver.save(1, sample_tensors(1), {}, {})
@@ -98,7 +98,7 @@ def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(stor
 
 
 @pytest.mark.slow
-def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: ObjectStore) -> None:
+def test_writer_killed_during_a_save_costs_that_save_and_no_more(store: ObjectStore) -> None:
     events = Events()
     with checkpointer(store, events) as saver:
         with held_up(store) as under_way:
@@ -125,7 +125,7 @@ def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None
     assert len(events.of("writer_restarted")) == 1
 
 
-def test_a_job_that_lost_its_run_commits_nothing_and_says_who_owns_it_now(store: ObjectStore) -> None:
+def test_job_that_lost_its_run_commits_nothing_and_names_owner(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         save_one(saver, 1)
         Lease.take(store, "the newer job")
@@ -163,7 +163,7 @@ class FlakyStore(LocalStore):
 
 
 @pytest.mark.parametrize("mood", ["answer lost", "answer lost, then retried"])
-def test_a_commit_whose_answer_got_lost_counts_as_the_success_it_was(tmp_path: Path, mood: str) -> None:
+def test_commit_whose_answer_got_lost_counts_as_a_success(tmp_path: Path, mood: str) -> None:
     store = FlakyStore(str(tmp_path / "run"), mood)
     with checkpointer(store, Events()) as saver:
         assert save_one(saver, 1).committed
@@ -171,7 +171,7 @@ def test_a_commit_whose_answer_got_lost_counts_as_the_success_it_was(tmp_path: P
 
 
 @pytest.mark.parametrize("mood", ["away", "foreign object"])
-def test_a_commit_that_the_store_refuses_is_told_once_and_the_next_save_tries_again(tmp_path: Path, mood: str) -> None:
+def test_refused_commit_is_reported_once_and_next_save_retries(tmp_path: Path, mood: str) -> None:
     store, events = FlakyStore(str(tmp_path / "run"), mood), Events()
     with checkpointer(store, events) as saver:
         refused = save_one(saver, 1)
@@ -183,7 +183,7 @@ def test_a_commit_that_the_store_refuses_is_told_once_and_the_next_save_tries_ag
     assert "\n" not in failure["detail"]
 
 
-def test_a_second_try_at_a_step_that_is_committed_already_reports_the_commit_that_stands(store: ObjectStore) -> None:
+def test_second_try_at_a_committed_step_reports_the_first_commit(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         save_one(saver, 1)
         first = read_manifest(store, ManifestId(1, 1)).attempt
@@ -206,7 +206,7 @@ def test_a_part_that_vanished_before_the_commit_prevents_it(tmp_path: Path) -> N
     assert manifests_of(store) == []
 
 
-def test_a_full_disk_under_a_tier_is_told_and_the_run_gets_its_checkpoint(store: ObjectStore, tmp_path: Path) -> None:
+def test_full_disk_under_a_tier_is_reported_and_the_run_saves(store: ObjectStore, tmp_path: Path) -> None:
     events = Events()
     with small_disk(tmp_path / "small", 1) as small:
         good = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
@@ -222,7 +222,7 @@ def test_a_full_disk_under_a_tier_is_told_and_the_run_gets_its_checkpoint(store:
     assert copies.stat(index_key(read_manifest(store, ManifestId(1, 1)).attempt, 0)).size > 0
 
 
-def test_a_full_disk_under_the_run_costs_saves_until_there_is_space_again(tmp_path: Path) -> None:
+def test_full_disk_under_run_costs_saves_until_there_is_space(tmp_path: Path) -> None:
     events = Events()
     with small_disk(tmp_path / "small", 8) as small:
         store = open_store(str(small / "run"))
@@ -238,7 +238,7 @@ def test_a_full_disk_under_the_run_costs_saves_until_there_is_space_again(tmp_pa
         assert_holds(store, ManifestId(1, 2), big)
 
 
-def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_people_are_not(store: ObjectStore) -> None:
+def test_state_that_would_read_back_changed_is_refused_not_notes(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         with pytest.raises(ValueError, match="state"):
             saver.save(1, ALL, {"best": math.nan}, {})
@@ -247,7 +247,7 @@ def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_peop
     assert read_manifest(store, ManifestId(1, 1)).about == {"loss": "nan", "path": "/x", "list": [1.5, "inf"]}
 
 
-def test_shard_of_a_tensor_is_refused_and_whole_tensors_still_save(store: ObjectStore) -> None:
+def test_shard_of_tensor_is_refused_and_whole_tensors_still_save(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         with mesh_of_two() as mesh, pytest.raises(UserError) as refused:
             saver.save(1, {**ALL, "model/shard": shard_on(mesh)}, {}, {})
@@ -266,7 +266,7 @@ def test_shards_that_do_not_make_up_a_tensor_are_not_committed(store: ObjectStor
     assert manifests_of(store) == []
 
 
-def test_closing_does_not_wait_for_a_save_in_flight_and_leaves_neither_threads_nor_a_child(store: ObjectStore) -> None:
+def test_closing_waits_for_no_save_and_leaves_no_thread_or_child(store: ObjectStore) -> None:
     before = set(threading.enumerate())
     with checkpointer(store, Events()) as saver:
         pid = writer_pid()

@@ -23,12 +23,12 @@ def test_no_other_interval_loses_noticeably_less_time(stall: float, mtbf: float)
     assert chosen <= best * 1.002
 
 
-def test_the_interval_of_the_papers_example_and_of_a_hopeless_machine() -> None:
+def test_interval_of_the_papers_example_and_a_hopeless_machine() -> None:
     assert young_daly(0.34, 4 * 3600) == pytest.approx(math.sqrt(2 * 0.34 * 4 * 3600), rel=0.01)
     assert young_daly(100, 10) == 10
 
 
-def test_a_fixed_interval_saves_at_its_multiples_and_catches_up_what_it_missed() -> None:
+def test_fixed_interval_saves_at_multiples_and_catches_up() -> None:
     interval = Interval(every_steps=5, mtbf_s=3600)
     interval.resumed(7)
     saved = []

@@ -26,7 +26,7 @@ def test_a_tier_keeps_the_last_commit_and_the_newest_copy_only(store: ObjectStor
 
 
 @pytest.mark.slow
-def test_a_tier_keeps_the_checkpoint_that_a_new_generation_began_from(store: ObjectStore, tmp_path: Path) -> None:
+def test_tier_keeps_the_checkpoint_a_new_generation_began_from(store: ObjectStore, tmp_path: Path) -> None:
     tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
     with checkpointer(store, Events(), tiers=(tier,)) as saver:
         for step in (1, 2):
@@ -51,7 +51,7 @@ def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> No
     assert manifests_of(store) == [ManifestId(1, 4), ManifestId(1, 5)]
 
 
-def test_a_job_that_commits_nothing_prunes_what_killed_jobs_before_it_left(store: ObjectStore) -> None:
+def test_job_without_commits_prunes_what_killed_jobs_left(store: ObjectStore) -> None:
     with checkpointer(store, Events(), keep_last=9) as saver:
         for step in range(1, 5):
             save_one(saver, step)
@@ -61,7 +61,7 @@ def test_a_job_that_commits_nothing_prunes_what_killed_jobs_before_it_left(store
     assert manifests_of(store) == [ManifestId(1, 3), ManifestId(1, 4)]
 
 
-def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path) -> None:
+def test_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path) -> None:
     class Undeletable(LocalStore):
         def delete(self, key: str, *, if_match: str | None = None) -> None:
             raise StorageError("deleting is not allowed here")

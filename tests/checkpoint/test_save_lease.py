@@ -42,7 +42,7 @@ def test_the_newer_job_wins_and_the_older_one_learns_from_whom(store: ObjectStor
     assert lineage_in(store) == (LineageEntry(1, None), LineageEntry(2, ManifestId(1, 5)))
 
 
-def test_jobs_that_take_a_run_at_the_same_moment_get_different_generations(store: ObjectStore) -> None:
+def test_jobs_that_take_a_run_at_once_get_different_generations(store: ObjectStore) -> None:
     with ThreadPoolExecutor(6) as pool:
         leases = list(pool.map(lambda number: Lease.take(store, f"job {number}"), range(6)))
     assert sorted(lease.generation for lease in leases) == [1, 2, 3, 4, 5, 6]
@@ -70,7 +70,7 @@ def test_a_job_whose_lease_was_removed_stops(store: ObjectStore) -> None:
         lease.check()
 
 
-def test_a_damaged_lease_is_one_line_with_the_fix_and_of_a_newer_format_too(store: ObjectStore) -> None:
+def test_damaged_or_newer_lease_is_one_line_with_the_fix(store: ObjectStore) -> None:
     Lease.take(store, "job")
     raw = store.read(LEASE)[0]
     store.put(LEASE, raw.replace(b'"owner":"job"', b'"owner":"jab"'))
@@ -108,7 +108,7 @@ def test_a_removed_lease_is_rebuilt_from_the_manifests(store: ObjectStore, caplo
     assert "manifests/000003-0000000022.json: passed over while lease.json is rebuilt: " in warning
 
 
-def test_manifests_that_only_the_wire_damaged_still_say_where_each_generation_began(store: ObjectStore) -> None:
+def test_wire_damaged_manifests_still_place_generations(store: ObjectStore) -> None:
     put_manifests(store, (1, 10, None), (4, 25, ManifestId(1, 10)))
     lease = Lease.take(FlippedOnce(store.uri), "job")
     assert lease.lineage == (LineageEntry(1, None), LineageEntry(4, ManifestId(1, 10)))
@@ -131,7 +131,7 @@ def test_lease_records_round_trip_and_notice_every_changed_byte(
 
 
 @given(st.lists(commits), st.lists(entries), st.integers(0, 10**7))
-def test_whatever_a_lease_says_the_live_checkpoints_are_some_of_those_there_newest_first(
+def test_whatever_lease_says_live_checkpoints_exist_newest_first(
     ids: list[ManifestId], lineage: list[LineageEntry], generation: int
 ) -> None:
     live = live_manifests(ids, lineage, generation)

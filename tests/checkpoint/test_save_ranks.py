@@ -34,7 +34,7 @@ def save(
     return [rank.said().splitlines() for rank in job.ranks], codes
 
 
-def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_commit(
+def test_ranks_store_shared_state_once_and_all_learn_the_commit(
     fork_server: ForkServer, board: TCPStore, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "run")
@@ -50,7 +50,7 @@ def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_com
     assert max(sizes) < 0.4 * sum(sizes)
 
 
-def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_stays(
+def test_rank_that_dies_in_a_save_costs_that_checkpoint_only(
     fork_server: ForkServer, board: TCPStore, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "run")

@@ -63,7 +63,7 @@ def tensors(draw: st.DrawFn) -> dict[str, Tensor]:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tensors(), st.integers(1, 3), st.data())
-def test_staged_bytes_are_the_tensors_bytes_whatever_their_kind_shape_and_stride(
+def test_staged_bytes_are_tensors_bytes_of_any_kind_or_stride(
     everything: dict[str, Tensor], world_size: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, world_size - 1))
@@ -83,7 +83,7 @@ def test_nothing_of_an_earlier_state_is_left_between_the_tensors(staging: Stagin
     assert os.pread(staged.buffer.fd, ALIGN - 40, 40) == bytes(ALIGN - 40)
 
 
-def test_one_buffer_serves_all_saves_and_a_second_one_only_an_urgent_save(staging: Staging) -> None:
+def test_one_buffer_serves_all_saves_a_second_only_an_urgent_one(staging: Staging) -> None:
     first = staging.stage(sample_tensors(), urgent=False, wait_s=0)
     with pytest.raises(StagingError, match="still holds"):
         staging.stage(sample_tensors(), urgent=False, wait_s=0)
@@ -96,7 +96,7 @@ def test_one_buffer_serves_all_saves_and_a_second_one_only_an_urgent_save(stagin
     assert again.buffer is second.buffer
 
 
-def test_without_memory_for_a_second_buffer_an_urgent_save_waits_for_the_first(
+def test_urgent_save_waits_without_memory_for_a_second_buffer(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = staging.stage(sample_tensors(), urgent=False, wait_s=0)
@@ -118,7 +118,7 @@ def test_without_memory_for_a_second_buffer_an_urgent_save_waits_for_the_first(
         assert second.result().buffer is first.buffer
 
 
-def test_a_state_larger_than_the_hosts_memory_is_refused_before_the_kernel_kills_anyone(staging: Staging) -> None:
+def test_state_larger_than_the_hosts_memory_is_refused_first(staging: Staging) -> None:
     vast = {"x": torch.empty(1).expand(1 << 40)}
     with pytest.raises(StagingError, match="are available"):
         staging.stage(vast, urgent=False, wait_s=0)

@@ -39,7 +39,7 @@ def test_the_writer_is_ready_in_half_a_second_of_processor_time() -> None:
     assert 0 < used < 0.5
 
 
-def test_the_writer_ends_with_its_trainer_even_when_that_is_killed() -> None:
+def test_writer_ends_with_its_trainer_even_when_that_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
@@ -64,7 +64,7 @@ def test_signals_for_the_job_do_not_end_a_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_writer_that_hangs_is_killed_after_the_agreed_time_and_replaced(tmp_path: Path) -> None:
+def test_writer_that_hangs_is_killed_after_its_time_and_replaced(tmp_path: Path) -> None:
     store, events = open_store(str(tmp_path / "run")), Events()
     with checkpointer(store, events, vote_timeout_s=0.2) as saver:
         pid = writer_pid()

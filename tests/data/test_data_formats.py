@@ -116,7 +116,7 @@ def test_a_folder_says_how_many_files_it_passed_over(tmp_path: Path) -> None:
     assert (len(found.sources), found.binary) == (2, 4)
 
 
-def test_a_packed_file_that_is_too_large_for_one_process_is_refused(tmp_path: Path) -> None:
+def test_packed_file_too_large_for_one_process_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "a.jsonl.gz").open("wb") as file:
         file.truncate(LARGEST_PACKED + 1)
     with pytest.raises(UserError) as error:
@@ -137,14 +137,14 @@ def tokenizer(model: str, special: bool, *, piece: str = "</s>") -> HuggingFaceT
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_text_that_spells_the_end_of_text_gets_the_ids_of_its_letters(special: bool) -> None:
+def test_text_that_spells_the_end_of_text_gets_its_letters_ids(special: bool) -> None:
     made = tokenizer("bpe", special)
     assert made.eos_id not in made.encode("a </s> b")
     assert made.eos_id not in made.encode("a</s>")
     assert len(made.encode("a</s>")) == 5
 
 
-def test_a_tokenizer_whose_words_hold_the_end_of_text_is_refused_where_a_text_spells_it() -> None:
+def test_tokenizer_that_spells_the_end_of_text_is_refused() -> None:
     made = tokenizer("words", True)
     assert made.encode("a b") == [4, 5]
     with pytest.raises(UserError) as error:

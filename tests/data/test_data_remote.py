@@ -81,7 +81,7 @@ def test_ids_do_not_depend_on_the_cache(local_set: Path, s3: S3Place, tmp_path: 
 
 
 @pytest.mark.slow
-def test_every_shard_is_downloaded_once_for_all_processes_of_a_node(
+def test_every_shard_is_downloaded_once_for_a_nodes_processes(
     local_set: Path, moto_s3: S3Place, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     uri = upload(local_set, moto_s3.uri())
@@ -105,7 +105,7 @@ def test_every_shard_is_downloaded_once_for_all_processes_of_a_node(
 
 
 @pytest.mark.slow
-def test_a_second_job_reads_the_cache_and_a_partial_download_is_not_mistaken(
+def test_second_job_reads_the_cache_not_a_partial_download(
     local_set: Path, moto_s3: S3Place, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     uri = upload(local_set, moto_s3.uri())
@@ -193,7 +193,7 @@ def test_archived_shards_are_counted_before_training(local_set: Path, moto_s3: S
     assert f"restore-object --bucket {moto_s3.bucket} --key set/train-00001.tok " in line
 
 
-def test_archive_tier_that_a_listing_hides_is_found_by_one_request(
+def test_archive_tier_that_a_listing_hides_takes_one_request(
     local_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = []
@@ -288,7 +288,7 @@ def test_ranks_and_splits_agree_on_what_is_kept() -> None:
 
 
 @pytest.mark.slow
-def test_tokenizing_to_s3_gives_the_objects_that_a_folder_gets_also_after_a_kill(
+def test_tokenizing_to_s3_gives_folders_objects_also_after_kill(
     s3: S3Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

@@ -83,7 +83,7 @@ def test_windows_that_do_not_exist_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_set_made_by_tokenize_reads_back_with_its_own_tokenizer(tmp_path: Path) -> None:
+def test_set_made_by_tokenize_reads_back_with_its_own_tokenizer(tmp_path: Path) -> None:
     texts = [prose(n, 3000) for n in range(60)]
     path = write_lines(tmp_path / "a.jsonl", texts)
     made(path, "--out", tmp_path / "set", "--tokenizer", "train:500", "--val-fraction", 0)
@@ -144,7 +144,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_every_shard_is_read_once_per_node_and_again_when_its_file_changes(tmp_path: Path, read: list[int]) -> None:
+def test_every_shard_is_read_once_per_node_and_when_it_changes(tmp_path: Path, read: list[int]) -> None:
     write_set(tmp_path, [100, 100, 100])
     for _ in range(2):
         tokens = open_set(tmp_path)
@@ -194,7 +194,7 @@ def test_damage_that_is_found_while_training_ends_it(tmp_path: Path, monkeypatch
     tokens.close()
 
 
-def test_on_a_network_file_system_each_shard_is_read_once_per_job(
+def test_on_network_file_system_each_shard_is_read_once_per_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
 ) -> None:
     monkeypatch.setattr(verified, "file_system", lambda path, mounts: "lustre")
@@ -207,7 +207,7 @@ def test_on_a_network_file_system_each_shard_is_read_once_per_job(
     assert sorted(read) == [2 * tokens for tokens in range(100, 107)]
 
 
-def test_a_file_that_only_the_archive_of_lustre_holds_is_not_restored_to_be_checked(
+def test_file_in_lustres_archive_alone_is_not_restored_for_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
 ) -> None:
     write_set(tmp_path, [3000])
@@ -218,7 +218,7 @@ def test_a_file_that_only_the_archive_of_lustre_holds_is_not_restored_to_be_chec
     assert not read
 
 
-def test_what_the_start_does_not_wait_for_is_read_slowly_by_one_rank_per_node(
+def test_what_start_does_not_wait_for_is_read_by_one_rank_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_set(tmp_path, [100, 100, 100])
@@ -272,7 +272,7 @@ def test_a_checksum_is_wrong_only_if_the_disk_says_so_twice(tmp_path: Path, monk
     assert not wrong
 
 
-def test_the_longest_and_latest_mount_point_says_what_holds_a_file() -> None:
+def test_longest_and_latest_mount_point_says_what_holds_a_file() -> None:
     mounts = """/dev/nvme0n1p1 / ext4 rw 0 0
 10.0.0.9@tcp:/abc /fsx lustre rw 0 0
 /dev/nvme1n1 /fsx/scratch xfs rw 0 0

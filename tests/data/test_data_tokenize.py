@@ -65,7 +65,7 @@ def test_any_number_of_workers_writes_the_same_bytes(corpus: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_every_document_arrives_once_in_order_and_equal_ones_stay_on_one_side(corpus: Path, tmp_path: Path) -> None:
+def test_every_document_arrives_once_and_equal_ones_share_a_side(corpus: Path, tmp_path: Path) -> None:
     made(corpus / "small", corpus / "lines.jsonl", "--out", tmp_path, "--tokenizer", "bytes", "--val-fraction", 0.2)
     given_texts = [path.read_text() for path in sorted((corpus / "small").iterdir())]
     given_texts += [json.loads(line)["text"] for line in (corpus / "lines.jsonl").read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_every_document_arrives_once_in_order_and_equal_ones_stay_on_one_side(co
 
 
 @pytest.mark.slow
-def test_a_large_plain_file_is_cut_at_line_ends_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
+def test_large_plain_file_is_cut_at_line_ends_and_loses_nothing(corpus: Path, tmp_path: Path) -> None:
     result = made(corpus / "large.txt", "--out", tmp_path, "--tokenizer", "bytes", "--val-fraction", 0)
     pieces = documents(tmp_path, "train")
     assert b"".join(pieces) == (corpus / "large.txt").read_bytes()
@@ -139,7 +139,7 @@ def test_what_a_power_cut_leaves_of_a_chunk_is_made_again(corpus: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_finished_set_is_left_alone_and_another_one_is_not_overwritten(tmp_path: Path) -> None:
+def test_finished_set_is_left_alone_and_another_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     words = (tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0)
     first = made(*words)
@@ -229,7 +229,7 @@ def test_undecodable_bytes_are_replaced_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bad_lines_stop_the_job_with_their_place_unless_they_may_be_skipped(tmp_path: Path) -> None:
+def test_bad_lines_stop_with_their_place_unless_skippable(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n{"text": 5}\nnot json\n["text"]\n{"body": "x"}\n{"text": "also good"}\n')
     words = (path, "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0)
@@ -242,7 +242,7 @@ def test_bad_lines_stop_the_job_with_their_place_unless_they_may_be_skipped(tmp_
 
 
 @pytest.mark.slow
-def test_folders_are_walked_without_hidden_and_binary_files_or_the_output(tmp_path: Path) -> None:
+def test_folders_are_walked_sans_hidden_binary_or_output_files(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config").write_text("hidden")
@@ -255,7 +255,7 @@ def test_folders_are_walked_without_hidden_and_binary_files_or_the_output(tmp_pa
 
 
 @pytest.mark.slow
-def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"PK")
     out = tmp_path / "set"
     lines = refused(
@@ -286,7 +286,7 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_ends_the_job_in_one_line_and_it_can_go_on(corpus: Path, tmp_path: Path) -> None:
+def test_killed_worker_ends_the_job_in_one_line_and_it_can_go_on(corpus: Path, tmp_path: Path) -> None:
     words = (corpus, "--out", tmp_path / "set", "--tokenizer", "bytes", "--workers", 1)
     process = subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not list((tmp_path / "set" / ".tokenize").glob("chunk-*.json")):
@@ -304,7 +304,7 @@ def test_a_worker_that_is_killed_ends_the_job_in_one_line_and_it_can_go_on(corpu
 
 
 @pytest.mark.slow
-def test_a_disk_that_takes_no_more_is_one_line_and_the_job_can_go_on(corpus: Path, tmp_path: Path) -> None:
+def test_disk_that_takes_no_more_is_one_line_and_job_can_go_on(corpus: Path, tmp_path: Path) -> None:
     """The limit on file sizes stands in for a full disk: writes fail in the same place, with an errno of their own."""
     words = (corpus, "--out", tmp_path / "set", "--tokenizer", "bytes", "--workers", 2, "--val-fraction", 0)
     done = subprocess.run(
@@ -317,7 +317,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_the_job_can_go_on(corpus: Pat
 
 
 @pytest.mark.slow
-def test_a_folder_for_unfinished_state_keeps_what_is_there_and_no_held_out_document_is_said(tmp_path: Path) -> None:
+def test_folder_for_unfinished_state_keeps_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "mine").write_text("precious")
     (tmp_path / "a.txt").write_text("text")

@@ -86,7 +86,7 @@ def test_no_text_can_forge_the_end_of_a_document(before: str, after: str) -> Non
 
 
 @pytest.mark.slow
-def test_training_gives_the_same_tokenizer_for_any_number_of_threads() -> None:
+def test_training_gives_the_same_tokenizer_for_any_thread_count() -> None:
     code = (
         "import hashlib; from tests.data.making import prose; from trainer.data.tokenizer import train;"
         "print(hashlib.sha256(train(900, [prose(n, 3000) for n in range(200)]).text.encode()).hexdigest())"
@@ -104,14 +104,14 @@ def test_training_gives_the_same_tokenizer_for_any_number_of_threads() -> None:
     assert len(found) == 1
 
 
-def test_the_fast_engine_is_taken_and_named_when_it_is_proven_equal() -> None:
+def test_the_fast_engine_is_taken_when_it_is_proven_equal() -> None:
     spec, why = fastest(trained(), [prose(5, 1000)])
     assert spec.fast
     assert build(spec).engine == "tiktoken"
     assert "same ids as tokenizers on 1 documents" in why
 
 
-def test_llama_style_words_are_run_by_the_fast_engine_with_the_same_ids() -> None:
+def test_llama_style_words_take_fast_engine_with_the_same_ids() -> None:
     body = _changed(pre_tokenizer=_split(LLAMA3_WORDS))
     spec, _ = fastest(TokenizerSpec("huggingface", body, 0), [])
     assert spec.fast
@@ -167,7 +167,7 @@ def test_a_tokenizer_that_might_differ_is_left_to_its_own_engine(make: Any, reas
     assert build(spec).engine == "tokenizers"
 
 
-def test_a_published_style_tokenizer_is_found_with_its_end_of_text(tmp_path: Path) -> None:
+def test_published_style_tokenizer_has_its_end_of_text(tmp_path: Path) -> None:
     engine = Tokenizer(models.BPE(unk_token="<unk>"))
     engine.normalizer = normalizers.NFC()
     engine.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -183,7 +183,7 @@ def test_a_published_style_tokenizer_is_found_with_its_end_of_text(tmp_path: Pat
     assert read_spec(str(tmp_path), "<unk>").eos_id == 0
 
 
-def test_formatting_of_the_file_does_not_change_the_identity_but_its_content_does() -> None:
+def test_formatting_does_not_change_identity_but_content_does() -> None:
     pretty = json.dumps(json.loads(trained().text), indent=4)
     other = train(650, [prose(1, 4000)])
     hashes = [HuggingFaceTokenizer(text, 0).hash for text in (trained().text, pretty, other.text)]

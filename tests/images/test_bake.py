@@ -37,7 +37,7 @@ def target_of(output: Output, **more: Any) -> dict[str, Any]:
     return found
 
 
-def test_an_image_is_asked_for_in_gzip_and_the_types_that_hold_what_it_brings() -> None:
+def test_image_is_requested_in_gzip_with_the_types_it_needs() -> None:
     plain, attested = target_of(Output.LOAD), target_of(Output.LOAD, attestations=True)
     assert (plain["tags"], plain["attest"]) == (["r.example/a:1"], ["type=provenance,disabled=true"])
     assert plain["output"] == ["type=docker,oci-mediatypes=false,compression=gzip"]
@@ -88,7 +88,7 @@ COPY a /a
 
 
 @pytest.mark.slow
-def test_what_was_pushed_has_the_told_digest_the_types_and_the_arguments_as_they_are(
+def test_what_was_pushed_has_reported_digest_types_and_arguments(
     tmp_path: Path, engine: Engine, registry: Registry
 ) -> None:
     tag = f"{registry.host}/team/a:1"
@@ -133,9 +133,7 @@ def test_a_check_runs_the_steps_and_leaves_no_image(tmp_path: Path, engine: Engi
 
 
 @pytest.mark.slow
-def test_a_failed_step_is_named_with_the_end_of_its_log_and_its_secret_is_not(
-    tmp_path: Path, engine: Engine, base_image: str
-) -> None:
+def test_failed_step_is_named_with_its_logs_end_sans_secret(tmp_path: Path, engine: Engine, base_image: str) -> None:
     (tmp_path / "ca").write_text("canary-7f3a")
     text = f"""FROM {base_image} AS small
 RUN --mount=type=secret,id=ca test -s /run/secrets/ca && echo first && ls /none
@@ -161,7 +159,7 @@ RUN --mount=type=secret,id=ca test -s /run/secrets/ca && echo first && ls /none
         ("FROM scratch AS small\nCOPY none /\n", '"/none": not found'),
     ],
 )
-def test_a_dockerfile_that_cannot_be_built_is_told_in_buildkits_words(
+def test_dockerfile_that_cannot_be_built_shows_buildkits_words(
     tmp_path: Path, engine: Engine, text: str, expected: str
 ) -> None:
     made = context(tmp_path / "c", text, a="1")

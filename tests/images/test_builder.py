@@ -65,7 +65,7 @@ def test_an_engine_with_buildkit_is_taken(tmp_path: Path) -> None:
     assert facts(engine_that_says(tmp_path, {"Version": "23.0"}, {})).version == "23.0"
 
 
-def test_an_engine_that_does_not_answer_is_one_line_with_its_address(tmp_path: Path) -> None:
+def test_engine_that_is_silent_is_one_line_with_its_address(tmp_path: Path) -> None:
     for host in (f"unix://{tmp_path}/none.sock", "nonsense/x", "tcp://127.0.0.1:1"):
         line, code = refused({"DOCKER_HOST": host, "PATH": os.environ["PATH"]})
         assert line.startswith("no engine answers: ")
@@ -137,7 +137,7 @@ def test_the_check_goes_first_and_nothing_is_made_twice(tmp_path: Path) -> None:
     ("failures", "tries", "ends_well"),
     [([LOST] * 2, 3, True), ([LOST] * 3, 3, False), (["no space left on device"], 1, False)],
 )
-def test_a_snapshot_that_the_engine_lost_is_a_reason_for_two_more_tries(
+def test_snapshot_that_the_engine_lost_is_worth_two_more_tries(
     tmp_path: Path, failures: list[str], tries: int, ends_well: bool
 ) -> None:
     noting = Noting(tmp_path, *(failing(why, RAN) for why in failures), MADE)
@@ -158,7 +158,7 @@ def test_a_snapshot_that_the_engine_lost_is_a_reason_for_two_more_tries(
         assert outcome.steps == (RAN, RAN, EXPORT)
 
 
-def test_what_buildx_cannot_do_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+def test_what_buildx_cannot_do_is_refused_before_a_build(tmp_path: Path) -> None:
     noting, wanted = Noting(tmp_path), plan("a:1", attestations=True)
     with pytest.raises(UserError, match="no; fix: do not"):
         build(wanted, Context(tmp_path, {}), noting, output=Output.PUSH, watch=Silent())

@@ -77,7 +77,7 @@ CASES: list[tuple[Mapping[str, Mapping[str, str]], list[str], list[str], list[st
 
 
 @pytest.mark.parametrize(("edits", "why", "pull", "perhaps"), CASES)
-def test_a_change_is_told_to_people_and_programs_with_what_a_node_would_pull(
+def test_change_is_reported_with_what_a_node_would_pull(
     edits: Mapping[str, Mapping[str, str]], why: list[str], pull: list[str], perhaps: list[str]
 ) -> None:
     found = changes.reasons(record(BEFORE), edited(edits))
@@ -89,7 +89,7 @@ def test_a_change_is_told_to_people_and_programs_with_what_a_node_would_pull(
     assert changes.lines(found) == [*why, last if why else "nothing changed: every step comes from the cache"]
 
 
-def test_a_layer_that_was_not_there_is_new_and_without_an_image_all_are() -> None:
+def test_layer_that_was_not_there_is_new_without_image_all_are() -> None:
     without = {layer: own for layer, own in BEFORE.items() if layer != "linker"}
     (linker,) = changes.reasons(record(without), BEFORE)
     assert (linker.layer, linker.why, linker.pulled) == ("linker", ("the last image had no such layer",), True)

@@ -75,7 +75,7 @@ def heads(lines: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_staged_is_what_the_layers_are_made_from_and_all_of_the_code(root: Path, target: str) -> None:
+def test_what_is_staged_makes_the_layers_with_all_of_the_code(root: Path, target: str) -> None:
     context = staged(root, target=target)
     named = {name for own in context.inputs.values() for name in own if "/" in name and " [" not in name}
     assert files(context.folder) == named | {dockerfile.PATHS[target]}
@@ -128,7 +128,7 @@ def test_gaudis_layers_have_files_and_layers_below_of_their_own(root: Path) -> N
         ("trainer/.git", []),
     ],
 )
-def test_an_edit_is_known_by_the_layers_it_belongs_to_and_no_others(root: Path, path: str, layers: list[str]) -> None:
+def test_edit_is_known_by_the_layers_it_belongs_to_and_no_others(root: Path, path: str, layers: list[str]) -> None:
     before = staged(root, "before")
     (root / path).parent.mkdir(exist_ok=True)
     with (root / path).open("a") as file:
@@ -139,7 +139,7 @@ def test_an_edit_is_known_by_the_layers_it_belongs_to_and_no_others(root: Path, 
 
 
 @pytest.mark.slow
-def test_the_part_of_the_dockerfile_that_changed_is_known_and_comments_are_no_change(root: Path) -> None:
+def test_the_changed_part_of_the_dockerfile_is_known(root: Path) -> None:
     file = root / dockerfile.PATHS["cpu"]
     before = staged(root, "before")
     text = file.read_text()
@@ -200,7 +200,7 @@ def test_modes_are_two_and_folders_have_no_time(root: Path) -> None:
     assert found["trainer"][:2] == (0o755, 0)
 
 
-def test_an_edit_that_keeps_the_size_does_not_keep_the_time_stamp(root: Path) -> None:
+def test_edit_that_keeps_the_size_does_not_keep_the_time_stamp(root: Path) -> None:
     path = root / "trainer/loop.py"
     before = staged(root, "before").folder / "trainer/loop.py"
     path.write_text(path.read_text().replace("step", "pets", 1))
@@ -210,7 +210,7 @@ def test_an_edit_that_keeps_the_size_does_not_keep_the_time_stamp(root: Path) ->
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600, 0o664])
-def test_a_wheel_of_the_site_is_there_and_the_site_keeps_it_as_it_was(root: Path, mode: int) -> None:
+def test_wheel_of_the_site_is_there_and_the_site_keeps_it(root: Path, mode: int) -> None:
     wheel = root / context.SITE / "wheels/torch-1.whl"
     wheel.parent.mkdir(parents=True)
     wheel.write_bytes(b"wheel")
@@ -250,7 +250,7 @@ def test_a_site_may_keep_its_wheels_elsewhere(root: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_builder_that_has_seen_the_folder_builds_what_is_in_it_now(engine: Engine, root: Path) -> None:
+def test_builder_that_saw_the_folder_builds_what_is_in_it_now(engine: Engine, root: Path) -> None:
     """An edit that keeps the size: with one time stamp for all files, BuildKit took the file for the one it had."""
     told = root.parent / "Dockerfile"
     told.write_text("FROM scratch\nCOPY trainer/loop.py /\n")

@@ -35,14 +35,14 @@ def test_modules_with_such_names_are_none(root: Path) -> None:
     assert names <= files(staged(root).folder)
 
 
-def test_a_key_in_a_file_of_any_name_is_refused_without_showing_it(root: Path) -> None:
+def test_key_in_a_file_of_any_name_is_refused_without_showing_it(root: Path) -> None:
     (root / "trainer/data/notes.md").write_text(f"remember:\n{KEY}")
     [line] = refusal(root)
     assert line.startswith("context = 'trainer/data/notes.md'")
     assert "AAAA" not in line
 
 
-def test_all_that_is_wrong_is_told_at_once_and_nothing_is_written(root: Path) -> None:
+def test_all_that_is_wrong_comes_at_once_and_nothing_is_written(root: Path) -> None:
     (root / "trainer/link.py").symlink_to(root / "trainer/loop.py")
     (root / "trainer/folder").symlink_to("/etc")
     os.mkfifo(root / "trainer/pipe")

@@ -56,7 +56,7 @@ def test_who_never_logged_in_is_nobody(config: Path, text: str | None) -> None:
 
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
 @pytest.mark.parametrize(("user", "secrets"), [("bob", (SECRET, None)), ("<token>", ("", SECRET))])
-def test_a_credential_helper_is_asked_for_a_password_or_an_identity_token(
+def test_credential_helper_gives_a_password_or_an_identity_token(
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

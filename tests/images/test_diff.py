@@ -32,7 +32,7 @@ def test_another_configuration_alone_pulls_no_layer() -> None:
     assert "nothing to pull but the configuration" in lines(found)[0]
 
 
-def test_a_code_change_pulls_its_layer_and_says_which_instruction_it_was() -> None:
+def test_code_change_pulls_its_layer_and_names_the_instruction() -> None:
     found = diff(made("base", "torch", "code1"), made("base", "torch", "code2", torch=998_000, code2=1000))
     assert [one.created_by for one in found.pulled] == ["COPY code2 # buildkit"]
     told = lines(found)
@@ -40,7 +40,7 @@ def test_a_code_change_pulls_its_layer_and_says_which_instruction_it_was() -> No
     assert told[1] == "1 of 3 layers to pull, 1 kB of 1 MB (0.1 %)"
 
 
-def test_the_same_files_compressed_anew_are_pulled_and_said_to_be() -> None:
+def test_the_same_files_compressed_anew_are_pulled_and_named() -> None:
     found = diff(made("base"), made("base~again"))
     assert found.bytes == 1000
     assert lines(found)[0].endswith("(same files, compressed again)")
@@ -55,7 +55,7 @@ def test_instructions_of_strangers_stay_on_their_line() -> None:
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=8), st.lists(st.sampled_from("abcdef"), max_size=8))
-def test_what_is_pulled_and_kept_is_the_whole_image_each_layer_once(one: list[str], other: list[str]) -> None:
+def test_what_is_pulled_and_kept_is_whole_image_each_layer_once(one: list[str], other: list[str]) -> None:
     a, b = made(*one), made(*other)
     found = diff(a, b)
     pulled, kept = [x.digest for x in found.pulled], [x.digest for x in found.kept]

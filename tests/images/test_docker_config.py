@@ -16,9 +16,7 @@ ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 
 
 @pytest.mark.slow
-def test_a_build_that_reaches_an_ecr_has_its_token_and_all_that_the_user_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_that_reaches_ecr_has_its_token_and_users_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cli-plugins").mkdir()
     theirs = {"credsStore": "desktop", "auths": {"ghcr.io": {"auth": "eDp5"}}, "credHelpers": {"quay.io": "quay"}}
     (tmp_path / "config.json").write_text(json.dumps(theirs))
@@ -39,7 +37,7 @@ def test_a_build_that_reaches_an_ecr_has_its_token_and_all_that_the_user_configu
     assert json.loads((tmp_path / "config.json").read_text()) == theirs
 
 
-def test_a_helper_that_the_user_has_for_it_is_left_to_do_its_work(tmp_path: Path) -> None:
+def test_helper_that_the_user_has_for_it_is_left_to_do_its_work(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"credHelpers": {ECR: "ecr-login"}}))
     with docker_config([ECR], {"DOCKER_CONFIG": str(tmp_path)}) as variables:
         found = json.loads((Path(variables["DOCKER_CONFIG"]) / "config.json").read_text())

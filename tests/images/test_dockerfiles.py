@@ -41,7 +41,7 @@ def test_a_build_needs_no_frontend_from_a_registry(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_layers_are_copied_so_that_they_do_not_depend_on_what_is_below(name: str) -> None:
+def test_layers_are_copied_so_that_they_do_not_depend_on_base(name: str) -> None:
     stages = [stage for stage in _parsed(name).stages if stage.origin != "scratch"]
     copies = [one for stage in stages for one in stage.instructions if one.startswith("COPY --") and "--from" in one]
     assert copies
@@ -49,9 +49,7 @@ def test_layers_are_copied_so_that_they_do_not_depend_on_what_is_below(name: str
 
 
 @pytest.mark.parametrize(("target", "path"), dockerfile.PATHS.items())
-def test_what_ships_runs_as_a_user_with_the_code_as_its_last_layer_and_verifying_adds_nothing(
-    target: str, path: str
-) -> None:
+def test_what_ships_runs_as_a_user_with_code_as_its_last_layer(target: str, path: str) -> None:
     stages = {one.name: one for one in _parsed(Path(path).name).stages}
     ships, verify = stages[target].instructions, stages[f"{target}-verify"]
     assert [one for one in ships if one.startswith("USER")] == ["USER 1000:1000"]
@@ -79,7 +77,7 @@ def test_secrets_are_mounted_and_never_arguments(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_person_who_builds_from_the_checkout_sends_what_the_build_reads_and_nothing_else(name: str) -> None:
+def test_build_from_the_checkout_sends_only_what_the_build_reads(name: str) -> None:
     first, *lines = (IMAGES / f"{name}.dockerignore").read_text().splitlines()
     assert first == "*"
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
@@ -90,9 +88,7 @@ def test_a_person_who_builds_from_the_checkout_sends_what_the_build_reads_and_no
 
 
 @pytest.mark.slow
-def test_gaudis_layers_go_on_top_of_a_vendors_image_whose_torch_stays(
-    engine: Engine, base_image: str, tmp_path: Path
-) -> None:
+def test_gaudis_layers_go_on_a_vendors_image_whose_torch_stays(engine: Engine, base_image: str, tmp_path: Path) -> None:
     """The base is a Debian with a torch of one line where the vendor's lies; drivers, HCCL, the real torch and what it
     needs (typing_extensions, filelock, …) are left out, and with them the check that the trainer can be imported."""
     vendor = tmp_path / "vendor"

@@ -59,7 +59,7 @@ def test_the_token_is_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_without_aws_credentials_a_docker_login_is_taken_and_else_there_is_one_line(tmp_path: Path) -> None:
+def test_without_aws_credentials_a_docker_login_or_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"NoCredentialsError.*; fix: log in to AWS") as caught:
         for_registry(HOST)
     assert len(caught.value.problems) == 1
@@ -95,13 +95,13 @@ def test_what_aws_refuses_is_one_line_with_the_way_out(
     assert "us-east-1" in str(fake.asked[0].headers["Authorization"])
 
 
-def test_a_missing_repository_is_told_with_the_command_that_makes_it() -> None:
+def test_missing_repository_is_one_line_with_the_command_for_it() -> None:
     error = refusal("push", "x", "404 NAME_UNKNOWN", parse(f"{HOST}/team/a:1"))
     assert "aws ecr create-repository --region us-east-1 --repository-name team/a" in str(error)
 
 
 @pytest.mark.slow
-def test_a_push_to_the_real_host_name_goes_through_with_a_token_renewed_once(tmp_path: Path) -> None:
+def test_push_to_real_host_name_passes_with_a_token_renewed_once(tmp_path: Path) -> None:
     require(why_not() is None, str(why_not()))
     command = ["unshare", "-m", sys.executable, "-m", "tests.images.ecr_scene", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}

@@ -87,12 +87,12 @@ def test_outside_a_repository_or_without_git_there_is_no_commit(
     assert read(repository) == GitState(None, dirty=False)
 
 
-def test_a_repository_around_us_that_knows_nothing_of_us_does_not_lend_its_commit(repository: Path) -> None:
+def test_unrelated_repository_around_us_does_not_lend_its_commit(repository: Path) -> None:
     (repository / ".gitignore").write_text("inner\n")
     assert read(small(repository / "inner")).commit is None
 
 
-def test_a_folder_of_a_larger_repository_has_its_commit_and_its_own_paths(tmp_path: Path) -> None:
+def test_folder_of_a_larger_repository_has_its_commit_and_paths(tmp_path: Path) -> None:
     small(tmp_path / "mono" / "training" / "lustrain")
     commit = git(committed(tmp_path / "mono"), "rev-parse", "HEAD")
     root = tmp_path / "mono" / "training" / "lustrain"
@@ -131,7 +131,7 @@ def test_a_submodule_that_goes_in_is_looked_into(repository: Path, tmp_path: Pat
     assert "trainer/extra/extra.py" in read(repository).changed
 
 
-def test_the_repository_that_a_process_around_us_works_on_is_not_ours(
+def test_the_repository_a_process_around_us_works_on_is_not_ours(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = committed(small(tmp_path / "other"))
@@ -171,7 +171,7 @@ def refusal(root: Path) -> UserError:
     return caught.value
 
 
-def test_somebody_elses_repository_is_refused_with_the_line_that_trusts_it(repository: Path) -> None:
+def test_foreign_repository_is_refused_with_line_that_trusts_it(repository: Path) -> None:
     require(os.geteuid() == 0, "giving a folder to another user needs root")
     for path in (repository, *repository.rglob("*")):
         os.chown(path, 12345, 12345)
@@ -180,7 +180,7 @@ def test_somebody_elses_repository_is_refused_with_the_line_that_trusts_it(repos
     assert str(error).endswith(f"; fix: git config --global --add safe.directory {repository}")
 
 
-def test_a_damaged_repository_or_a_git_that_does_not_answer_is_one_line(
+def test_damaged_repository_or_a_silent_git_is_one_line(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / ".git/index").write_bytes(b"no index")

@@ -156,7 +156,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         b'{"version": 1, "digest": "a", "digest": "b"}',
     ],
 )
-def test_what_is_missing_or_no_json_object_is_one_line_with_the_fix(tmp_path: Path, content: bytes | None) -> None:
+def test_what_is_missing_or_no_json_object_is_one_line_with_fix(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "image.json").write_bytes(content)
     with pytest.raises(UserError, match=r"fix: fab image-build --push$") as caught:

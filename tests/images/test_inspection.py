@@ -10,7 +10,7 @@ from lustrain.problem import UserError
 from rehearsal.lab.containers.registry import Registry
 
 
-def test_an_image_that_is_not_there_fails_and_a_mistyped_one_is_refused(session_registry: Registry) -> None:
+def test_missing_image_fails_and_a_mistyped_one_is_refused(session_registry: Registry) -> None:
     client = Client(session_registry.host, lambda host: None)
     report = verify(client, f"{session_registry.host}/team/absent:1")
     assert (report.exit_code, [row.check for row in report.rows]) == (1, ["manifest"])

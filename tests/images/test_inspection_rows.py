@@ -171,7 +171,7 @@ def test_without_a_record_labels_must_still_be_there(shelf: Shelf) -> None:
     assert faults(checked(shelf)) == [("revision", FAILED), ("versions", FAILED), ("inputs", FAILED)]
 
 
-def test_a_tag_that_moved_or_a_platform_that_is_missing_is_found_by_the_record(shelf: Shelf) -> None:
+def test_moved_tag_or_a_missing_platform_is_noticed_by_record(shelf: Shelf) -> None:
     was = shelf.image(LAYERS, sound())
     both = replace(record(was), platforms=("linux/amd64", "linux/arm64"))
     assert faults(checked(shelf, record=both)) == [("platforms", FAILED)]
@@ -195,7 +195,7 @@ def test_layers_that_enroot_cannot_read_are_found(shelf: Shelf, kind: str, statu
     assert (found, told in said) == (status, True)
 
 
-def test_an_index_is_checked_platform_by_platform_and_its_attestations_are_told(shelf: Shelf) -> None:
+def test_index_is_checked_by_platform_with_its_attestations(shelf: Shelf) -> None:
     arm = {**sound(), "architecture": "arm64"}
     arm["config"]["User"] = "0"
     one, other = shelf.image(LAYERS, sound(), "a"), shelf.image(LAYERS, arm, "b")

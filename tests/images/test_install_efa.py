@@ -126,7 +126,7 @@ def _real_library() -> bytes:
         ({"ending": "echo rdma-core is held back; exit 3"}, "rdma-core is held back"),
     ],
 )
-def test_what_is_not_the_release_that_was_asked_for_and_whole_fails_the_build(
+def test_what_is_not_the_whole_requested_release_fails_the_build(
     tmp_path: Path, given: dict[str, Any], told: str
 ) -> None:
     done = install(tmp_path, **given)

@@ -81,7 +81,7 @@ STALE = [
 
 
 @pytest.mark.parametrize(("file", "old", "new", "stale"), STALE)
-def test_a_change_of_what_a_lock_is_made_from_makes_that_lock_stale(
+def test_change_of_a_locks_source_makes_that_lock_stale(
     checkout: Path, file: str, old: str, new: str, stale: list[str]
 ) -> None:
     edit(checkout / file, old, new)
@@ -98,7 +98,7 @@ def test_the_reason_for_a_stale_lock_is_told(checkout: Path) -> None:
     ("pin", "other", "locks"),
     [("boto3==", "boto3==99.", ["app"]), ("typing_extensions==", "Typing.Extensions==99.", lock.TORCH)],
 )
-def test_a_version_that_the_tests_do_not_run_with_is_told_by_its_name_in_the_index(
+def test_version_the_tests_do_not_run_with_is_named_in_the_index(
     checkout: Path, pin: str, other: str, locks: list[str]
 ) -> None:
     edit(checkout / ".ci/constraints.txt", f"\n{pin}", f"\n{other}")
@@ -153,7 +153,7 @@ def test_no_text_makes_a_pin_without_a_hash(text: str) -> None:
     assert told == [""] or all(line.startswith("x.lock:") and "\n" not in line for line in told)
 
 
-def test_a_resolver_that_finds_no_solution_is_one_line_and_writes_nothing(
+def test_resolver_without_a_solution_is_one_line_writes_nothing(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--offline` through the environment, so that no index is asked: uv cannot know any package then."""
@@ -187,7 +187,7 @@ def _pinned(one: lock.Lock) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tools", "torch-cuda", "app"])
 @pytest.mark.parametrize("platform", [lock.AMD64, lock.ARM64])
-def test_the_index_still_answers_with_what_is_locked_on_both_platforms(name: str, platform: str) -> None:
+def test_the_index_still_answers_with_what_both_platforms_lock(name: str, platform: str) -> None:
     """torch-cpu is left out: its wheels lie on another index. A child process asks."""
     torch = [lock.read(one, ROOT) for one in lock.TORCH] if name == "app" else []
     found = lock.resolve(name, versions.load(), ROOT, platform=platform, agree_with=torch)

@@ -147,7 +147,7 @@ def test_a_base_by_digest_or_on_this_machine_is_taken(base: str) -> None:
     "base",
     ["debian:bookworm", "python", "registry.example.com/base:1", "10.0.0.1:5000/base:1", "localhost.evil/base:1"],
 )
-def test_a_base_that_may_be_another_one_tomorrow_is_refused_unless_allowed(base: str) -> None:
+def test_base_that_may_change_tomorrow_is_refused_unless_allowed(base: str) -> None:
     assert refusal(base=base, tools=base) == [f"--base = '{base}'", f"--tools = '{base}'"]
     assert made(base=base, unpinned=True).arguments["BASE_IMAGE"] == base
 
@@ -232,12 +232,12 @@ def test_an_image_was_made_when_its_commit_was() -> None:
     assert (plan.epoch, plan.build_arguments["SOURCE_DATE_EPOCH"]) == (1_700_000_000, "1700000000")
 
 
-def test_the_same_commit_can_be_built_anew_under_a_tag_of_its_own() -> None:
+def test_same_commit_can_be_built_anew_under_a_tag_of_its_own() -> None:
     for suffix in ("r2", "x" * 30):
         assert made(suffix=suffix).tags[0] == f"{made().tags[0]}-{suffix}"
 
 
-def test_another_base_or_argument_is_another_image_of_the_commit_and_has_another_tag() -> None:
+def test_another_base_or_argument_makes_another_image_and_tag() -> None:
     plain = made().tags[0]
     others = [made(base=f"debian@sha256:{'2' * 64}"), made(arg=("TORCH_CPU_LINKS=",))]
     assert all(other.tags[0].startswith(f"{plain}-o") for other in others)

@@ -25,7 +25,7 @@ class Clock:
         return self.now
 
 
-def test_off_a_terminal_slow_and_failed_steps_have_a_line_and_others_none() -> None:
+def test_off_a_terminal_only_slow_and_failed_steps_have_a_line() -> None:
     stream, clock = io.StringIO(), Clock()
     with Live("build cpu", stream=stream, clock=clock) as live:
         for name, seconds, error in (
@@ -41,7 +41,7 @@ def test_off_a_terminal_slow_and_failed_steps_have_a_line_and_others_none() -> N
     ]
 
 
-def test_in_between_a_line_comes_now_and_then_with_what_runs_and_the_rate() -> None:
+def test_in_between_a_line_comes_now_and_then_with_the_rate() -> None:
     stream, clock = io.StringIO(), Clock()
     live = Live("build cpu", stream=stream, clock=clock, interval_s=10)
     live.started("[torch 1/1] RUN install")
@@ -62,9 +62,7 @@ def test_in_between_a_line_comes_now_and_then_with_what_runs_and_the_rate() -> N
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(5.0, ""), (12.0, "x: 1 step done, in 0:12\n")], ids=["short", "long"]
 )
-def test_a_short_build_is_silent_and_a_long_one_ends_with_its_steps_as_they_first_ended(
-    seconds: float, expected: str
-) -> None:
+def test_short_build_is_silent_a_long_one_ends_with_its_steps(seconds: float, expected: str) -> None:
     stream, clock = io.StringIO(), Clock()
     with Live("x", stream=stream, clock=clock) as live:
         for cached in (False, True):
@@ -73,7 +71,7 @@ def test_a_short_build_is_silent_and_a_long_one_ends_with_its_steps_as_they_firs
     assert stream.getvalue() == expected
 
 
-def test_on_a_terminal_the_running_step_and_its_last_line_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_running_step_and_its_last_line_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     read, write = pty.openpty()
     with os.fdopen(write, "w") as terminal, Live("build cpu", stream=terminal) as live:
@@ -89,7 +87,7 @@ def test_on_a_terminal_the_running_step_and_its_last_line_are_shown(monkeypatch:
 
 
 @pytest.mark.slow
-def test_lines_are_passed_on_and_silence_is_told_less_and_less_often_and_ends() -> None:
+def test_lines_are_passed_on_and_silence_is_reported_rarely() -> None:
     never = threading.Event()
     told: list[float] = []
 

@@ -16,7 +16,7 @@ SHELL = 2_000_000
 """Bytes, with the descriptions of image and cache."""
 
 
-def test_a_wiped_builder_makes_a_code_change_without_pulling_a_layer(
+def test_wiped_builder_makes_code_change_without_pulling_a_layer(
     workshop: Workshop, cpu_image: Made, tmp_path: Path
 ) -> None:
     cache = f"{workshop.repository}:cache-main"

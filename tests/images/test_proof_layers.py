@@ -52,7 +52,7 @@ def test_another_pin_of_a_dependency_leaves_torch_as_it_is(workshop: Workshop, c
     assert "torch-cpu" not in bumped.ran
 
 
-def test_a_patched_base_leaves_torch_dependencies_and_code_as_they_are(
+def test_patched_base_leaves_torch_dependencies_and_code_alone(
     workshop: Workshop, cpu_image: Made, engine: Engine, tmp_path: Path
 ) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {workshop.base}\nRUN echo patched >/etc/patched\n")

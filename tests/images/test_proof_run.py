@@ -95,7 +95,7 @@ def wait_for_step(run: str, step: int, container: Container) -> None:
     assert reached(), f"no step {step}: {container.output()[-2000:]}"
 
 
-def test_it_trains_stops_with_a_checkpoint_when_docker_says_so_and_goes_on_elsewhere(start: Start) -> None:
+def test_docker_stop_ends_in_checkpoint_and_it_goes_on_elsewhere(start: Start) -> None:
     first = start("stopped", steps=10_000)
     wait_for_step("stopped", 3, first)
     assert first.stop() == EXIT_REQUEUE, first.output()
@@ -112,7 +112,7 @@ def test_it_trains_stops_with_a_checkpoint_when_docker_says_so_and_goes_on_elsew
 
 
 @pytest.mark.parametrize("until", ["ranks-run", "run-is-theirs"])
-def test_a_stop_during_the_start_ends_in_85_as_well_and_in_no_kill(
+def test_stop_during_the_start_ends_in_85_and_in_no_kill(
     start: Start, delivered: tuple[Engine, str], until: str
 ) -> None:
     container, store = start(until, steps=10_000), open_store(f"s3://proof/{until}")

@@ -13,9 +13,7 @@ from tests.images.workshop import Made, Workshop
 pytestmark = pytest.mark.slow
 
 
-def test_another_builder_gives_the_same_digest_so_that_one_tag_will_do(
-    workshop: Workshop, cpu_image: Made, tmp_path: Path
-) -> None:
+def test_another_builder_gives_the_same_digest_for_one_tag(workshop: Workshop, cpu_image: Made, tmp_path: Path) -> None:
     with Engine(tmp_path) as other, BuildKit(other) as builder:
         again = workshop.make(cpu_image.root, environment=builder.environment)
     assert {"tools", "torch-cpu", "app", "code", "system"} <= again.ran

@@ -126,7 +126,7 @@ def uploads(registry: lab.Registry) -> list[str]:
     return [path.partition("digest=")[2] for path in made if "digest=" in path]
 
 
-def test_what_was_pushed_is_in_the_registry_and_is_not_pushed_again(
+def test_what_was_pushed_is_in_registry_and_is_not_pushed_again(
     any_engine: Engine, registry: lab.Registry, tmp_path: Path
 ) -> None:
     ref = f"{registry.host}/team/a:1"
@@ -162,7 +162,7 @@ def test_a_tag_that_someone_else_takes_meanwhile_is_found_out(
     assert "already names a different image" in line
 
 
-def test_a_registry_that_dies_under_a_big_layer_gets_only_what_is_missing(
+def test_registry_that_dies_under_a_big_layer_gets_only_the_rest(
     any_engine: Engine, registry: lab.Registry, tmp_path: Path
 ) -> None:
     ref = f"{registry.host}/a:1"
@@ -198,7 +198,7 @@ def login(folder: Path, host: str, password: str) -> None:
     (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
 
 
-def test_credentials_that_are_refused_are_one_line_without_the_password(
+def test_refused_credentials_are_one_line_without_password(
     any_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))

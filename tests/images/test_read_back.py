@@ -53,7 +53,7 @@ def test_a_secret_in_the_history_is_found_and_not_repeated(build: Build, client:
     assert TOKEN not in str(rows)
 
 
-def test_attestations_of_a_real_build_are_no_images_and_are_warned_of(build: Build, client: Client) -> None:
+def test_attestations_of_real_build_are_no_images_but_a_warning(build: Build, client: Client) -> None:
     ref = build("--provenance=true")
     (found,) = find(client, ref)
     assert found.index is not None

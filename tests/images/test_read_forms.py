@@ -99,7 +99,7 @@ FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
         ([], {}, "not a JSON object"),
     ],
 )
-def test_an_artifact_or_a_configuration_that_does_not_fit_is_no_image(
+def test_artifact_or_configuration_that_does_not_fit_is_no_image(
     shelf: Shelf, config: object, more: dict[str, str], told: str
 ) -> None:
     shelf.image(LAYERS, config, **more)
@@ -128,7 +128,7 @@ def test_an_odd_answer_is_one_line(shelf: Shelf, body: bytes | Mapping[str, Any]
     assert told in str(refusal(shelf))
 
 
-def test_an_artifact_beside_the_image_is_none_whatever_its_platform(shelf: Shelf) -> None:
+def test_artifact_beside_the_image_is_none_whatever_its_platform(shelf: Shelf) -> None:
     """SOCI's index of an image's files says the image's own platform."""
     amd, soci = shelf.image(LAYERS), shelf.image([b"index"])
     kind = "application/vnd.amazon.soci.index.v2+json"

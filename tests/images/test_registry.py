@@ -82,7 +82,7 @@ def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry, monkeyp
 
 
 @pytest.mark.slow
-def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest_until_one_is_put(registry: lab.Registry) -> None:
+def test_tag_that_is_not_there_has_no_digest_until_one_is_put(registry: lab.Registry) -> None:
     digest = put_image(registry, "team/a")
     there, ref, free = client(registry), f"{registry.host}/team/a:1", f"{registry.host}/team/a:2"
     assert (there.digest_of(free), there.digest_of(f"{registry.host}/team/never:1")) == (None, None)
@@ -109,9 +109,7 @@ def test_a_password_opens_a_registry_with_tls_and_no_other_does(trusted: lab.Reg
 
 
 @pytest.mark.slow
-def test_a_certificate_of_an_unknown_ca_is_refused_at_once_and_never_gone_around(
-    closed: lab.Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificate_of_an_unknown_ca_is_refused_at_once(closed: lab.Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     pauses: list[object] = []
     monkeypatch.setattr(http, "time", SimpleNamespace(sleep=pauses.append))
@@ -125,7 +123,7 @@ def test_a_certificate_of_an_unknown_ca_is_refused_at_once_and_never_gone_around
 
 
 @pytest.mark.slow
-def test_a_password_that_changed_under_way_is_looked_up_once_more(trusted: lab.Registry) -> None:
+def test_password_that_changed_under_way_is_looked_up_once_more(trusted: lab.Registry) -> None:
     put_image(trusted, "team/a")
     ref, passwords = f"{trusted.host}/team/a:1", [SECRET, "new one", "old"]
     there = Registry(trusted.host, lambda host: Credentials("ann", passwords.pop(0)))
@@ -147,7 +145,7 @@ def test_a_password_that_changed_under_way_is_looked_up_once_more(trusted: lab.R
         (socket.EAI_AGAIN, "Temporary failure in name resolution", "in 6 tries: Temporary failure in name resolution"),
     ],
 )
-def test_a_name_that_is_nobodys_is_told_sooner_than_one_that_cannot_be_looked_up(
+def test_name_without_owner_is_reported_before_a_failed_lookup(
     monkeypatch: pytest.MonkeyPatch, error: int, said: str, told: str
 ) -> None:
     def nobody(*_: object, **__: object) -> NoReturn:
@@ -177,9 +175,7 @@ def test_a_registry_that_is_gone_is_one_line_after_bounded_tries(caplog: pytest.
         ([Swap(1)], "have a different sha256 sum"),
     ],
 )
-def test_a_blob_that_breaks_off_is_asked_for_again_and_is_never_another(
-    registry: lab.Registry, faults: list[Fault], told: str
-) -> None:
+def test_blob_that_breaks_off_is_requested_again(registry: lab.Registry, faults: list[Fault], told: str) -> None:
     config = bytes(range(256)) * 2000
     digest = put_blob(registry, "a", config)
     with FaultyProxy(registry.url) as proxy:
@@ -199,7 +195,7 @@ def test_a_blob_that_breaks_off_is_asked_for_again_and_is_never_another(
     ("header", "seconds"),
     [("86400", 60), ("7", 7), ("soon", 0), ("", 0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0)],
 )
-def test_a_registry_is_given_the_time_it_asks_for_and_never_more_than_a_minute(
+def test_registry_gets_the_time_it_requests_up_to_a_minute(
     monkeypatch: pytest.MonkeyPatch, header: str, seconds: int
 ) -> None:
     pauses: list[float] = []
@@ -219,7 +215,7 @@ def test_a_busy_registry_that_stays_so_is_one_line() -> None:
     assert "in 3 tries: 429 TOOMANYREQUESTS slow" in line_of(caught)
 
 
-def test_a_redirect_to_another_host_is_followed_without_telling_it_who_we_are() -> None:
+def test_redirect_to_another_host_carries_no_credentials() -> None:
     body = b"a blob"
     with scripted(lambda asked: Said(200, body), "127.0.0.2") as storage:
 
@@ -267,9 +263,7 @@ def challenged(tokens: Scripted | str, good: Sequence[str] = ()) -> Callable[[As
 
 
 @pytest.mark.parametrize(("credentials", "key"), [(Credentials("ann", SECRET), "token"), (None, "access_token")])
-def test_a_token_is_fetched_for_what_the_registry_asks_and_used_until_it_ends(
-    credentials: Credentials | None, key: str
-) -> None:
+def test_token_is_for_what_registry_requires_and_used_to_its_end(credentials: Credentials | None, key: str) -> None:
     given, good = iter(["one", "two"]), ["Bearer one"]
     with (
         scripted(lambda asked: Said(200, json.dumps({key: next(given)}).encode()), "127.0.0.2") as tokens,
@@ -286,7 +280,7 @@ def test_a_token_is_fetched_for_what_the_registry_asks_and_used_until_it_ends(
     assert sent == (f"Basic {credentials.basic}" if credentials else "")
 
 
-def test_an_identity_token_is_exchanged_and_never_sent_to_the_registry() -> None:
+def test_identity_token_is_exchanged_and_never_sent_to_registry() -> None:
     with (
         scripted(lambda asked: Said(200, b'{"access_token": "short"}')) as tokens,
         scripted(challenged(tokens, ["Bearer short"])) as fake,
@@ -311,7 +305,7 @@ def test_a_token_service_without_tls_elsewhere_is_told_nothing() -> None:
     assert "http://192.0.2.1, which does not use TLS" in line_of(caught)
 
 
-def test_what_may_not_be_done_is_told_in_the_registry_s_words_without_secrets() -> None:
+def test_what_is_forbidden_is_in_the_registrys_words_only() -> None:
     words = f"denied for {SECRET}, see https://s3/x?X-Amz-Signature=abc"
     body = json.dumps({"errors": [{"code": "DENIED", "message": words}]}).encode()
     with scripted(lambda asked: Said(403, body)) as fake, pytest.raises(UserError) as caught:

@@ -28,7 +28,7 @@ def client(host: str) -> Registry:
 
 
 @pytest.mark.parametrize("headers", [{"Docker-Content-Digest": digest_of(OTHER)}, {}])
-def test_a_manifest_that_is_asked_for_by_digest_has_that_digest_whatever_the_registry_says_of_it(
+def test_manifest_requested_by_digest_has_that_digest(
     headers: dict[str, str],
 ) -> None:
     with scripted(lambda asked: Said(200, OTHER, headers), greets=True) as fake:
@@ -38,7 +38,7 @@ def test_a_manifest_that_is_asked_for_by_digest_has_that_digest_whatever_the_reg
         assert client(fake.host).digest_of(f"{fake.host}/a:1") == digest_of(OTHER)
 
 
-def test_a_manifest_has_the_digest_that_the_registry_tells_of_its_tag() -> None:
+def test_manifest_has_the_digest_of_its_tag_in_the_registry() -> None:
     answer = Said(200, OURS, {"Docker-Content-Digest": digest_of(OTHER)})
     with (
         scripted(lambda asked: answer) as fake,
@@ -95,7 +95,7 @@ def test_a_token_is_for_one_repository_and_one_kind_of_request() -> None:
     assert [asked.path.partition("scope=")[2] for asked in tokens.asked] == ["a-GET", "b-GET", "a-PUT"]
 
 
-def test_a_tag_that_names_the_same_image_compressed_otherwise_stays() -> None:
+def test_tag_of_the_same_image_compressed_otherwise_stays() -> None:
     config = {"digest": digest_of(b"{}")}
     ours, theirs = (json.dumps({"config": config, "layers": [name]}).encode() for name in ("gzip -6", "gzip -9"))
     with scripted(lambda asked: Said(200, ours if digest_of(ours) in asked.path else theirs), greets=True) as fake:
@@ -109,7 +109,7 @@ def test_docker_hub_is_asked_at_its_registry(only_loopback: list[str]) -> None:
     only_loopback.clear()
 
 
-def test_a_put_whose_answer_was_lost_is_well_where_the_tag_has_what_was_put() -> None:
+def test_put_with_lost_answer_is_well_where_tag_has_its_content() -> None:
     """An ECR with immutable tags refuses to be told twice what it has taken."""
     held: dict[str, bytes] = {}
 

@@ -18,7 +18,7 @@ STEPS = (
 BUILT = Built(STEPS, 52.5, "sha256:1", "sha256:1")
 
 
-def test_steps_of_the_dockerfile_and_what_took_time_are_shown_with_totals() -> None:
+def test_steps_of_the_dockerfile_and_slow_ones_have_totals() -> None:
     assert step_lines(BUILT) == [
         "     s  step",
         "  48.2  [torch 1/1] RUN install",

@@ -100,7 +100,7 @@ def until(day: date, name: str = "CVE-2026-1") -> Allowed:
     return Allowed(id=name, reason="no fix yet", review_by=day)
 
 
-def test_a_severe_finding_stops_the_image_and_an_entry_lets_it_pass(stub: Stubber) -> None:
+def test_severe_finding_stops_image_and_an_entry_lets_it_pass(stub: Stubber) -> None:
     answer(stub, *[page("COMPLETE", {"findings": [basic(), basic("CVE-2026-2", "LOW")]})] * 2)
     refused, passed = ask(stub), ask(stub, until(TODAY))
     assert refused.failing == (Finding("CVE-2026-1", "HIGH", "zlib1g", "1.2", "", "https://example.com/CVE-2026-1"),)
@@ -132,7 +132,7 @@ def test_every_page_of_both_kinds_of_scan_counts(stub: Stubber) -> None:
     assert verdict.failing[1].fixed_in == "2.0"
 
 
-def test_what_inspector_has_closed_is_gone_and_what_it_suppressed_is_not(stub: Stubber) -> None:
+def test_what_inspector_closed_is_gone_suppressed_is_not(stub: Stubber) -> None:
     found = [enhanced("CVE-1", status="CLOSED"), enhanced("CVE-2", status="SUPPRESSED", fixed="NotAvailable")]
     answer(stub, page("ACTIVE", {"enhancedFindings": found}))
     (one,) = ask(stub).failing
@@ -144,7 +144,7 @@ def test_a_finding_without_a_package_is_not_lost(stub: Stubber) -> None:
     assert [one.id for one in ask(stub).failing] == ["a secret in a file"]
 
 
-def test_the_scan_is_waited_for_and_the_wait_is_told_now_and_then(stub: Stubber, clock: Clock) -> None:
+def test_the_scan_is_waited_for_with_a_line_now_and_then(stub: Stubber, clock: Clock) -> None:
     said = list[str]()
     refuse(stub, "ScanNotFoundException")
     answer(stub, *[page("PENDING")] * 3, *[page("IN_PROGRESS")] * 26, page("COMPLETE", {"findings": []}))
@@ -163,7 +163,7 @@ def test_nothing_is_waited_for_for_ever(clock: Clock) -> None:
     assert verdict.exit_code == 1
 
 
-def test_a_scan_that_says_done_before_it_has_a_result_is_waited_for(stub: Stubber) -> None:
+def test_scan_that_is_done_before_it_has_a_result_is_waited_for(stub: Stubber) -> None:
     """As https://github.com/aws/aws-sdk/issues/289 shows it: taken at its word, every fresh image would pass."""
     empty = page("COMPLETE") | {"imageScanFindings": {"findings": []}}
     answer(stub, empty, empty, page("COMPLETE", {"enhancedFindings": [enhanced("CVE-1")]}))
@@ -189,7 +189,7 @@ FIXES = {
 
 
 @pytest.mark.parametrize("status", FIXES)
-def test_a_scan_without_a_result_does_not_pass_and_says_what_to_do(stub: Stubber, clock: Clock, status: str) -> None:
+def test_scan_without_a_result_does_not_pass_and_says_what_to_do(stub: Stubber, clock: Clock, status: str) -> None:
     answer(stub, page(status))
     verdict = ask(stub, until(TODAY))
     assert (clock.slept, verdict.passed) == ([], False)
@@ -263,7 +263,7 @@ _ALLOWED = st.lists(
 
 @pytest.mark.slow
 @given(_FINDINGS, _ALLOWED, st.sampled_from(SEVERITIES[:5]))
-def test_every_finding_is_counted_once_and_nothing_severe_slips_through(
+def test_every_finding_counts_once_and_nothing_severe_slips(
     findings: list[Finding], allowed: list[Allowed], threshold: str
 ) -> None:
     verdict = scan.judge("x", findings, allowed, today=TODAY, threshold=threshold)

@@ -54,9 +54,7 @@ ENTRY = 'id = "CVE-1"\nreason = "r"\n'
         ("[[allow\n", "/"),
     ],
 )
-def test_an_entry_without_a_reason_or_a_day_or_a_list_of_another_form_is_an_error(
-    tmp_path: Path, text: str, told: str
-) -> None:
+def test_entry_without_reason_or_day_or_of_another_form_is_error(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(UserError) as caught:
         scan.read_allowed(allow_list(tmp_path, text), TODAY)
     (line,) = caught.value.problems

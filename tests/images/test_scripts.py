@@ -46,7 +46,7 @@ def _fetch(*words: object) -> subprocess.CompletedProcess[str]:
         ([200], "", 1, 1),
     ],
 )
-def test_a_file_is_fetched_with_some_tries_where_they_help_and_nothing_but_the_pinned_one_is_left(
+def test_file_is_fetched_with_retries_and_only_pinned_one_stays(
     tmp_path: Path, answers: list[int], wanted: str, code: int, asked: int
 ) -> None:
     statuses = iter(answers)
@@ -81,7 +81,7 @@ def test_the_layer_app_takes_nothing_of_an_accelerator(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bytecode_is_the_same_twice_and_names_the_place_in_the_image(tmp_path: Path) -> None:
+def test_bytecode_is_the_same_twice_and_names_its_place(tmp_path: Path) -> None:
     """torch here is a module that imports another; which of the real one's modules are imported is left out."""
     sums = []
     for number in ("1", "2"):

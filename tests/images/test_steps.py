@@ -56,7 +56,7 @@ def test_a_recorded_build_has_its_steps_its_failure_and_its_log() -> None:
     assert sorted(log) == ["  | café €", "  | hello", "  | two"]
 
 
-def test_the_step_to_blame_is_the_one_that_the_build_s_error_quotes() -> None:
+def test_step_to_blame_is_the_one_that_the_build_s_error_quotes() -> None:
     vertexes = [
         vertex("c", "importing cache manifest", 0.5, 0.6, error="cache: not found"),
         vertex("a", "[x 1/2] RUN sleep", 1.0, 2.0, error="rpc error: context canceled"),
@@ -79,7 +79,7 @@ def test_goes_of_one_step_add_up_and_repeated_news_does_not() -> None:
     assert len(watch.steps) == 2
 
 
-def test_of_a_long_log_the_end_is_shown_and_nothing_that_moves_the_cursor() -> None:
+def test_of_a_long_log_the_end_is_shown_without_cursor_codes() -> None:
     logs = [{"logs": [log("a", f"line {number}\n")]} for number in range(5000)]
     last = {"vertexes": [vertex("a", "RUN", 1.0, 2.0, error="no")], "logs": [log("a", "\x1b[2Jend")]}
     steps, _ = taken([*logs, last])
@@ -116,6 +116,6 @@ def test_json_that_is_no_status_is_refused_in_order(found: dict[str, object]) ->
         return
 
 
-def test_objects_on_one_line_or_on_many_and_prose_between_them_are_told_apart() -> None:
+def test_objects_and_prose_between_them_are_told_apart() -> None:
     lines = ["WARN: x\n", '{"a": 1}\n', "{\n", '  "b": 2\n', "}\n", "\n", "ERROR: y\n", "{ no json\n"]
     assert list(documents(lines)) == ["WARN: x", {"a": 1}, {"b": 2}, "ERROR: y", "{ no json"]

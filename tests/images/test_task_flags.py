@@ -35,7 +35,7 @@ CASES: list[tuple[Any, dict[str, Any], Any, str, int | str, object]] = [
 
 
 @pytest.mark.parametrize(("task", "flags", "room", "name", "key", "expected"), CASES)
-def test_what_a_task_is_told_arrives_in_the_function_that_does_it(
+def test_flags_of_a_task_arrive_in_the_function_that_does_it(
     monkeypatch: pytest.MonkeyPatch,
     task: Any,
     flags: dict[str, Any],

@@ -61,7 +61,7 @@ def test_a_plan_needs_no_engine_and_is_json_where_asked() -> None:
 
 
 @pytest.mark.slow
-def test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record(
+def test_image_goes_from_its_plan_to_a_registry_and_into_record(
     workshop: Workshop, cpu_image: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in workshop.engine.environment.items():

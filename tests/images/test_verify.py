@@ -115,7 +115,7 @@ def test_what_only_looks_like_a_secret_passes(tree: Path) -> None:
     assert "secrets" not in _failed(_image(tree))
 
 
-def test_a_module_for_an_extra_that_the_image_leaves_out_is_told_and_passes(tree: Path) -> None:
+def test_module_of_an_extra_image_leaves_out_passes_with_a_note(tree: Path) -> None:
     _write(tree, "opt/lustrain/code/trainer/glyphs.py", "import PIL\n")
     outcome = CHECKS["imports"](_image(tree))
     assert not outcome.problems
@@ -126,7 +126,7 @@ def test_root_is_not_a_user_to_run_as(tree: Path) -> None:
     assert CHECKS["user"](_image(tree, uid=0)).problems == ("runs as root",)
 
 
-def test_an_image_over_its_budget_fails_and_one_within_says_how_much_is_left(tree: Path) -> None:
+def test_image_over_its_budget_fails_one_within_says_the_rest(tree: Path) -> None:
     with _write(tree, "var/big", "").open("wb") as file:
         file.truncate(3 << 20)
     os.link(tree / "var/big", tree / "var/linked")
@@ -203,7 +203,7 @@ def test_a_plugin_must_find_its_libraries_and_load(tree: Path) -> None:
     assert "libq.so.6 => not found" in problem
 
 
-def test_what_a_vendor_brings_is_neither_installed_again_nor_judged(tree: Path) -> None:
+def test_what_a_vendor_brings_is_not_installed_or_judged(tree: Path) -> None:
     _write(tree, "usr/sbin/sshd", "")
     _write(tree, "home/lustrain/key", KEY)
     (tree / "opt/lustrain/locks/torch.txt").unlink()
@@ -243,9 +243,7 @@ def test_it_needs_nothing_but_python_and_the_rules_of_leaks(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_image_that_we_build_passes_as_its_own_user_and_a_fault_on_top_fails(
-    engine: Engine, cpu_image: Made, tmp_path: Path
-) -> None:
+def test_the_image_we_build_passes_and_a_fault_on_top_fails(engine: Engine, cpu_image: Made, tmp_path: Path) -> None:
     run = ("run", "--rm", "--network=none", "--read-only")
     found = json.loads(engine.docker(*run, cpu_image.ref, "/opt/lustrain/verify.py", "--json").stdout)
     assert found["ok"], found

@@ -63,7 +63,7 @@ def test_a_bad_value_is_one_line_that_names_it(tmp_path: Path, old: str, new: st
     assert any(told in line for line in problems(tmp_path, (old, new)))
 
 
-def test_the_minimum_itself_is_new_enough_and_every_other_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_minimum_is_new_enough_and_other_problems_come_at_once(tmp_path: Path) -> None:
     fits = [('efa = "1.47.0"', 'efa = "1.49.0"'), ("cpu = 1000", "cpu = 1")]
     told = problems(tmp_path, *fits, ('uv = "', 'uw = "'), ('cuda = "13.0"', 'cuda = "13"'))
     assert sorted(line.split()[0] for line in told) == ["cuda", "uv", "uw"]

@@ -14,7 +14,7 @@ DOCKERFILES = sorted(IMAGES.glob("*.Dockerfile"))
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-def test_a_dockerfiles_defaults_are_the_versions_of_the_one_place(dockerfile: Path) -> None:
+def test_dockerfiles_defaults_are_the_versions_of_the_one_place(dockerfile: Path) -> None:
     known = versions.load()
     written = {"BASE_IMAGE": known.base, "TOOLS_IMAGE": known.tools, "TORCH_CPU_LINKS": known.torch_cpu_links}
     written |= {"EFA_VERSION": known.efa.version, "EFA_SHA256": known.efa.sha256, "EFA_URL": known.efa.url}

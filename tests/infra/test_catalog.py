@@ -59,19 +59,19 @@ def test_the_refresh_takes_what_the_command_line_of_aws_prints(
     assert "2 files" in capsys.readouterr().out
 
 
-def test_each_type_with_efa_is_somewhere_and_all_zones_that_were_asked_are_known() -> None:
+def test_each_type_with_efa_is_somewhere_in_the_listed_zones() -> None:
     assert {kind.name for kind in snapshot().types.values() if kind.efa} <= offerings().zones.keys()
     assert offerings().covered <= {zone for zones in ZONES.values() for zone in zones}
 
 
-def test_a_zone_that_was_not_asked_is_unknown_and_not_without_the_type() -> None:
+def test_zone_that_was_not_listed_is_unknown_not_without_type() -> None:
     assert missing_in("p6-b300.48xlarge", "usw2-az3") == offerings().zones["p6-b300.48xlarge"]
     assert missing_in("p6-b300.48xlarge", "usw2-az2") is None
     assert missing_in("p6-b300.48xlarge", "cnn1-az1") is None
     assert missing_in("m5.2xlarge", "usw2-az3") is None
 
 
-def test_zones_carry_their_regions_prefix_and_every_list_is_of_known_regions() -> None:
+def test_zones_carry_their_regions_prefix_in_known_regions() -> None:
     assert ZONES.keys() <= regions()
     assert ZONES.keys() >= HYPERPOD
     assert {zone for zones in ZONES.values() for zone in zones} >= WITHOUT_EKS
@@ -80,7 +80,7 @@ def test_zones_carry_their_regions_prefix_and_every_list_is_of_known_regions() -
         assert all(zone.startswith(f"{zone_prefix(region)}-az") for zone in zones), region
 
 
-def test_support_of_a_kubernetes_version_ends_after_its_predecessors_and_extended_support_a_year_later() -> None:
+def test_support_of_kubernetes_versions_ends_in_order() -> None:
     found = list(VERSIONS.values())
     for older, newer in pairwise(found):
         assert int(newer.name[2:]) == int(older.name[2:]) + 1
@@ -88,7 +88,7 @@ def test_support_of_a_kubernetes_version_ends_after_its_predecessors_and_extende
     assert all(one.extended_ends == one.standard_ends.replace(year=one.standard_ends.year + 1) for one in found)
 
 
-def test_the_newest_version_that_eks_and_hyperpod_take_is_the_default() -> None:
+def test_newest_version_that_eks_and_hyperpod_take_is_default() -> None:
     assert Eks().version == NEWEST == "1.35"
     assert Eks().upgrade_policy == "STANDARD"
 

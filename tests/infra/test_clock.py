@@ -22,7 +22,7 @@ def errors(name: str) -> set[str]:
     return {one.code for one in run_offline(spec_of(name, {}), place(name)) if one.level == "error"}
 
 
-def test_the_examples_pass_on_the_day_of_the_tests_and_not_on_a_day_after_their_ends(
+def test_examples_pass_on_the_tests_day_and_not_after_their_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert not set().union(*map(errors, STACKS))

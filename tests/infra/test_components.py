@@ -115,7 +115,7 @@ def eks() -> tuple[Registered, dict[str, Any]]:
     return built(EKS, edits, Aws("us-east-2"))
 
 
-def test_what_holds_data_or_was_paid_for_is_protected_and_outlives_the_stack(spot: Registered) -> None:
+def test_what_holds_data_or_was_paid_for_is_protected_and_stays(spot: Registered) -> None:
     kept = [*spot.requests(BUCKET).values(), spot.only(SYSTEM), spot.only(HOME), made_by(RESERVED).only(RESERVATION)]
     assert len(kept) == 6
     assert {(one.protect, one.retainOnDelete, *one.ignoreChanges) for one in kept} == {(True, True)}
@@ -144,7 +144,7 @@ def test_existing_home_is_mounted_and_nothing_is_made() -> None:
     assert outputs["cluster"]["home"] == {"id": home["id"], "dns_name": dns, "path": "/home"}
 
 
-def test_a_destroy_leaves_nodes_their_time_to_save_and_waits_for_the_last(spot: Registered) -> None:
+def test_destroy_leaves_nodes_time_to_save_and_waits_for_last(spot: Registered) -> None:
     group, hook = spot.only(GROUP), spot.only(HOOK)
     assert hook.retainOnDelete, "or it goes before the group that depends on nothing of it"
     assert (group.customTimeouts.delete, group.retainOnDelete, list(group.ignoreChanges)) == ("1h", False, [])
@@ -169,7 +169,7 @@ def test_mixed_group_has_a_policy_and_a_template_without_spot(spot: Registered) 
     assert ("mixedInstancesPolicy" in plain, asks["instanceMarketOptions"]["marketType"]) == (False, "spot")
 
 
-def test_the_boot_script_arrives_as_base64_and_names_what_was_made(spot: Registered) -> None:
+def test_boot_script_arrives_as_base64_and_names_what_was_made(spot: Registered) -> None:
     script = base64.b64decode(spot.of(TEMPLATE)["spot-g6e-train-nvidia-x86-64"]["userData"]).decode()
     assert script.startswith("#!/bin/bash")
     named = ["fs-mock.fsx.us-east-1.amazonaws.com", "mockmock", "/spot-g6e-interruptions"]
@@ -186,7 +186,7 @@ def test_nodes_wait_for_what_they_need_in_their_first_minute(spot: Registered, s
         assert needed | bundle_of_nodes <= waits_for(made.only(kind))
 
 
-def test_an_image_that_was_looked_up_stays_and_one_that_was_named_follows_the_name(spot: Registered) -> None:
+def test_looked_up_image_stays_and_a_named_one_follows_the_name(spot: Registered) -> None:
     found = {}
     for made in (spot, made_by(SPOT, **{"groups.0.image_id": IMAGE, "groups.0.volume_kms_key": KEY})):
         request, (template,) = made.only(TEMPLATE), made.of(TEMPLATE).values()
@@ -196,7 +196,7 @@ def test_an_image_that_was_looked_up_stays_and_one_that_was_named_follows_the_na
 
 
 @pytest.mark.parametrize("image_id", [GONE, IMAGE])
-def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_anything_is_declared(
+def test_image_that_is_not_looked_up_stops_before_declarations(
     image_id: Any,
 ) -> None:
     class RefusalError(grpc.RpcError):
@@ -229,7 +229,7 @@ def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_
         ("got <!DOCTYPE html>\n<html>Log in to go on</html>", "an HTML page, so that something else than AWS answers"),
     ],
 )
-def test_an_aws_that_cannot_be_asked_where_we_are_stops_the_program_in_one_line(
+def test_aws_that_cannot_say_where_we_are_stops_with_one_line(
     monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     def refuse() -> None:
@@ -242,7 +242,7 @@ def test_an_aws_that_cannot_be_asked_where_we_are_stops_the_program_in_one_line(
     assert line.startswith(f"AWS cannot be reached: {said}; fix: ")
 
 
-def test_the_bundle_lies_under_a_name_of_its_own_so_that_another_lies_beside_it(slurm: Registered) -> None:
+def test_the_bundle_lies_under_its_own_name_beside_another(slurm: Registered) -> None:
     ours, objects = bundle(spec_of(SLURM, {})), slurm.of(OBJECT)
     objects = {name: one for name, one in objects.items() if not name.startswith("llm-p5-monitor-")}
     assert set(objects) == {f"llm-p5-{ours.sha}-{file.path}" for file in ours.files}
@@ -251,7 +251,7 @@ def test_the_bundle_lies_under_a_name_of_its_own_so_that_another_lies_beside_it(
     }
 
 
-def test_hyperpod_is_replaced_by_what_creates_only_and_its_id_is_in_its_arn(slurm: Registered) -> None:
+def test_hyperpod_is_replaced_by_create_only_keys_its_arn_has_id(slurm: Registered) -> None:
     request, (sent,) = slurm.only(CLUSTER), slurm.of(CLUSTER).values()
     assert (request.protect, request.deleteBeforeReplace) == (True, True)
     state = json.loads(sent["desiredState"])
@@ -260,7 +260,7 @@ def test_hyperpod_is_replaced_by_what_creates_only_and_its_id_is_in_its_arn(slur
     assert cluster["reach"]["ssm_target"].startswith("sagemaker-cluster:abcdefghijkl_")
 
 
-def test_the_training_operator_waits_for_cert_manager_and_hyperpod_for_its_identity(
+def test_training_operator_waits_for_cert_manager_and_hyperpod(
     eks: tuple[Registered, dict[str, Any]],
 ) -> None:
     made = eks[0]
@@ -280,7 +280,7 @@ def test_the_training_operator_waits_for_cert_manager_and_hyperpod_for_its_ident
     assert "vision-g6e-admin-0" in waits_for(policy)
 
 
-def test_a_default_version_leaves_a_running_control_plane_alone_and_the_stack_tells_what_runs(
+def test_default_version_leaves_a_running_control_plane_alone(
     eks: tuple[Registered, dict[str, Any]],
 ) -> None:
     made, told = eks
@@ -323,7 +323,7 @@ def test_existing_eks_cluster_is_joined_and_only_added_to() -> None:
         ("vpcConfig", None, "platform is in no VPC"),
     ],
 )
-def test_eks_cluster_that_cannot_be_joined_stops_before_anything_is_made(
+def test_eks_cluster_that_cannot_be_joined_stops_at_first(
     monkeypatch: pytest.MonkeyPatch, key: str, value: Any, told: str
 ) -> None:
     monkeypatch.setitem(PLATFORM, key, value)
@@ -331,7 +331,7 @@ def test_eks_cluster_that_cannot_be_joined_stops_before_anything_is_made(
         built(EKS, JOINED, Aws("us-east-2"))
 
 
-def test_existing_roles_of_eks_are_used_and_none_is_made_for_them() -> None:
+def test_existing_roles_of_eks_are_used_and_none_is_made() -> None:
     roles = {
         f"eks.{key}": f"{NODE_ROLE}-{key}"
         for key in ("cluster_role", "storage_role", "operator_role", "karpenter_role", "logs_role")
@@ -352,7 +352,7 @@ def test_what_leads_out_waits_for_the_internet_gateway(spot: Registered) -> None
     assert all("spot-g6e-internet" in waits_for(one) for one in out)
 
 
-def test_a_closed_network_reaches_s3_by_the_list_of_its_region_and_logs_once_its_role_may() -> None:
+def test_closed_network_reaches_s3_by_list_and_logs_by_role() -> None:
     made = made_by(BLOCK)
     rules = made.of("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule").values()
     assert [one["prefixListId"] for one in rules if "prefixListId" in one] == ["list of com.amazonaws.us-east-2.s3"]
@@ -360,7 +360,7 @@ def test_a_closed_network_reaches_s3_by_the_list_of_its_region_and_logs_once_its
     assert {name for kind, name in made.registered if kind == "aws:iam/rolePolicy:RolePolicy"} & waits_for(log)
 
 
-def test_an_existing_network_is_passed_on_and_nothing_in_it_is_made_but_groups() -> None:
+def test_existing_network_is_passed_on_and_only_groups_are_made() -> None:
     control = ["subnet-0123456789abcdef1", "subnet-0123456789abcdef2"]
     edits = {"network.existing": {**EXISTING, "control_subnet_ids": control}, "network.second_zone_id": GONE}
     made = made_by(EKS, **edits)
@@ -371,7 +371,7 @@ def test_an_existing_network_is_passed_on_and_nothing_in_it_is_made_but_groups()
     assert json.loads(cluster["desiredState"])["VpcConfig"]["Subnets"] == [EXISTING["compute_subnet_id"]]
 
 
-def test_an_existing_file_system_and_repository_are_passed_on_and_none_is_made() -> None:
+def test_existing_file_system_and_repository_are_passed_on() -> None:
     url = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine"
     there = {**LUSTRE, "dns_name": US_EAST_1_DNS}
     edits = {"network.existing": EXISTING, "storage.lustre": {"existing": there}, "repository.existing": url}
@@ -384,13 +384,13 @@ def test_an_existing_file_system_and_repository_are_passed_on_and_none_is_made()
     assert found["image_repository"] == url
 
 
-def test_prometheus_and_the_dashboard_are_made_where_they_are_wished(spot: Registered) -> None:
+def test_prometheus_and_the_dashboard_are_made_where_specified(spot: Registered) -> None:
     board, metrics = "aws:cloudwatch/dashboard:Dashboard", "aws:amp/workspace:Workspace"
     other = made_by(SPOT, observability={"dashboard": False, "prometheus": "amp"})
     assert (spot.kinds & {board, metrics}, other.kinds & {board, metrics}) == ({board}, {metrics})
 
 
-def test_what_is_wished_of_a_file_system_is_what_fsx_is_asked_for() -> None:
+def test_the_file_system_of_the_spec_is_what_fsx_is_asked_for() -> None:
     exact = {"capacity_gib": 4800, "per_tib_mb_s": 500, "efa": False}
     wish = {**exact, "kms_key": KEY, "backup_days": 7, "compression": "NONE", "metadata_iops": 6000}
     (sent,) = made_by(SPOT, **{"storage.lustre": wish}).of(SYSTEM).values()
@@ -400,7 +400,7 @@ def test_what_is_wished_of_a_file_system_is_what_fsx_is_asked_for() -> None:
     assert sent["copyTagsToBackups"] is True
 
 
-def test_links_are_made_one_after_the_other_and_go_with_the_stack() -> None:
+def test_links_are_made_one_after_other_and_go_with_the_stack() -> None:
     made = made_by(BLOCK, **{"storage.lustre.associations.0.chunk_mib": 128})
     links = made.requests(LINK)
     assert len(links) == 2
@@ -419,7 +419,7 @@ def test_settings_of_one_bucket_are_made_one_after_the_other(spot: Registered) -
         assert f"spot-g6e-lifecycle{before}" in waits_for(ours[f"spot-g6e-lifecycle{after}"])
 
 
-def test_a_key_of_the_users_encrypts_with_a_bucket_key_and_a_bucket_that_is_there_is_not_touched() -> None:
+def test_users_key_encrypts_and_existing_bucket_is_not_touched() -> None:
     made, told = built("rehearsal", {"buckets.kms_key": KEY, "buckets.data": "mine"})
     encryption = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
     for one in made.of(encryption).values():
@@ -437,7 +437,7 @@ def test_the_longest_names_of_the_form_are_longest_here() -> None:
 
 
 @pytest.mark.parametrize("stack", [SPOT, SLURM, EKS])
-def test_no_name_of_a_cluster_with_the_longest_legal_name_is_too_long_for_aws(stack: str) -> None:
+def test_no_name_of_the_longest_cluster_name_is_too_long_for_aws(stack: str) -> None:
     # S3-001 refuses buckets named after so long a name; the user then names them.
     buckets = {f"buckets.{key}": f"sagemaker-{key}" for key in ("data", "checkpoints", "lifecycle")}
     made = made_by(stack, **{"name": LONGEST, "groups.0.name": LONGEST, "network.flow_logs": True, **buckets})
@@ -459,7 +459,7 @@ def test_every_role_that_the_program_declares_has_the_boundary(stack: str) -> No
     assert {role.get("permissionsBoundary") for role in made.values()} == {boundary}
 
 
-def test_an_existing_role_is_used_as_it_is_and_none_is_made_for_nodes() -> None:
+def test_existing_role_is_used_as_it_is_and_none_is_made() -> None:
     edits = {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE, "observability": GONE}
     made, outputs = built(SPOT, edits, Aws("us-east-1"))
     assert not [kind for kind in made.kinds if kind.startswith("aws:iam/")]
@@ -471,7 +471,7 @@ def test_an_existing_role_is_used_as_it_is_and_none_is_made_for_nodes() -> None:
     assert {group["ExecutionRole"] for group in state["InstanceGroups"]} == {NODE_ROLE}
 
 
-def test_further_security_groups_are_on_every_interface_beside_the_clusters_own() -> None:
+def test_further_security_groups_are_on_every_interface() -> None:
     further = "sg-0123456789abcdef0"
     edits = {
         "network.existing": EXISTING,

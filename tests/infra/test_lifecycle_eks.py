@@ -29,7 +29,7 @@ def on_eks(node: Node) -> Node:
 
 
 @pytest.mark.slow
-def test_on_eks_containerd_and_kubelet_lie_on_the_groups_volume_now_and_at_every_boot(node: Node) -> None:
+def test_on_eks_containerd_and_kubelet_lie_on_the_groups_volume(node: Node) -> None:
     on_eks(node)
     done = node.boot(ON_CREATE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +56,7 @@ def test_on_eks_the_instance_store_is_taken_where_there_is_one(node: Node) -> No
 
 
 @pytest.mark.slow
-def test_on_eks_a_second_run_mounts_nothing_and_a_reboot_keeps_what_lies_on_the_disk(node: Node) -> None:
+def test_on_eks_second_run_mounts_nothing_and_reboot_keeps_data(node: Node) -> None:
     on_eks(node).boot(ON_CREATE)
     first = node.mounts.read_text()
     assert node.boot(ON_CREATE).returncode == 0
@@ -79,9 +79,7 @@ def test_on_eks_what_another_root_disk_left_on_the_volume_goes(node: Node) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [("containerd",), ("kubelet", "containerd")])
-def test_on_eks_what_runs_is_stopped_meanwhile_kubelet_first_and_started_last(
-    node: Node, running: tuple[str, ...]
-) -> None:
+def test_on_eks_kubelet_is_stopped_first_and_started_last(node: Node, running: tuple[str, ...]) -> None:
     on_eks(node).known = "\n".join(f"is-active --quiet {name}.service" for name in running)
     assert node.boot(ON_CREATE).returncode == 0
     asked = [one for one in node.asked.read_text().splitlines() if one.startswith(("stop", "start"))]
@@ -90,7 +88,7 @@ def test_on_eks_what_runs_is_stopped_meanwhile_kubelet_first_and_started_last(
 
 
 @pytest.mark.slow
-def test_on_eks_half_a_copy_is_not_taken_for_the_whole_at_the_next_boot(node: Node) -> None:
+def test_on_eks_half_a_copy_is_not_the_whole_at_the_next_boot(node: Node) -> None:
     """Once the disk belongs to this root disk, a folder that is there is kept as it is."""
     on_eks(node).boot(ON_CREATE)
     (node.root / "var/lib/containerd/.mounted").unlink()
@@ -126,7 +124,7 @@ def later_boot(node: Node) -> subprocess.CompletedProcess[str]:
     return node.run(str(node.root / "usr/local/sbin/lustrain-container-data"), "/opt/sagemaker")
 
 
-def test_on_eks_containerd_and_kubelet_wait_for_a_disk_that_is_late_at_a_later_boot(node: Node) -> None:
+def test_on_eks_containerd_and_kubelet_wait_for_a_late_disk(node: Node) -> None:
     """A unit that gave up would leave them dead: systemd does not start again what depended on a failure."""
     disk = after_the_first_boot(node)
     mounts_at_last = f'[[ "$(wc -l <{node.waited})" -lt 4 ]] || touch {disk}/.mounted'
@@ -139,7 +137,7 @@ def test_on_eks_containerd_and_kubelet_wait_for_a_disk_that_is_late_at_a_later_b
     assert "\nTimeoutStartSec=0\n" in unit
 
 
-def test_on_eks_a_disk_that_comes_back_empty_starts_no_kubelet_without_its_join(node: Node) -> None:
+def test_on_eks_a_disk_that_comes_back_empty_starts_no_kubelet(node: Node) -> None:
     disk = after_the_first_boot(node)
     shutil.rmtree(disk / "lustrain")
     (disk / ".mounted").touch()
@@ -150,7 +148,7 @@ def test_on_eks_a_disk_that_comes_back_empty_starts_no_kubelet_without_its_join(
     assert not node.mounts.exists()
 
 
-def test_on_eks_the_mounts_are_real_and_those_of_pods_are_not_seen_twice(node: Node) -> None:
+def test_on_eks_the_mounts_are_real_and_pods_are_not_seen_twice(node: Node) -> None:
     """With the real mount(8), in a mount namespace of its own: what is written to the folder lies on the disk."""
     require(os.geteuid() == 0, "needs root, for mounts in a namespace")
     on_eks(node)

@@ -55,7 +55,7 @@ def test_shellcheck_has_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_the_script_stops_at_the_first_error_and_reaches_no_network(script: Path) -> None:
+def test_script_stops_at_the_first_error_and_reaches_no_network(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
     assert "\nset -euo pipefail\n" in text
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -78,9 +78,7 @@ def test_scratch_is_on_the_instance_store_where_there_is_one(node: Node, entry: 
 
 
 @pytest.mark.parametrize(("service", "seconds"), [(True, 10), (False, 0)])
-def test_an_instance_store_that_nobody_mounted_is_told_and_the_volume_taken(
-    node: Node, service: bool, seconds: int
-) -> None:
+def test_unmounted_instance_store_is_reported_and_volume_taken(node: Node, service: bool, seconds: int) -> None:
     """There is something to wait for only where the image has its own service: the agent has come to its end by then."""
     node.instance_store()
     node.mount("opt/sagemaker")
@@ -113,9 +111,7 @@ def test_the_root_volume_never_becomes_scratch(node: Node, entry: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", [ON_INIT, ON_CREATE])
-def test_without_instance_store_scratch_is_on_the_groups_volume_and_a_second_boot_keeps_what_lies_there(
-    node: Node, entry: str
-) -> None:
+def test_without_instance_store_scratch_is_on_the_groups_volume(node: Node, entry: str) -> None:
     node.mount("opt/sagemaker")
     node.boot(entry)
     (node.root / "scratch" / "kept").write_text("bytes", encoding="utf-8")
@@ -168,14 +164,14 @@ def test_an_agent_that_hangs_fails_the_node_in_its_time(node: Node) -> None:
     assert "failed with 124" in node.log
 
 
-def test_the_log_holds_what_the_agent_does_and_not_the_report_for_programs(node: Node) -> None:
+def test_log_holds_the_agents_work_and_not_the_programs_report(node: Node) -> None:
     node.agent("import sys\nprint('{}')\nprint('step 1 of 2: kernel', file=sys.stderr)")
     assert node.boot(ON_INIT).returncode == 0
     assert "step 1 of 2: kernel" in node.log
     assert "{}" not in node.log
 
 
-def test_a_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) -> None:
+def test_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) -> None:
     node.mount("opt/sagemaker")
     node.agent("raise SystemExit('no GPU 3')")
     done = node.boot(ON_INIT)
@@ -252,7 +248,7 @@ def test_image_without_nfs_client_fails_in_one_line(node: Node) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_proxy_reaches_the_agent_and_services_and_a_later_boot_restarts_nothing(node: Node, entry: str) -> None:
+def test_proxy_reaches_agent_and_services_and_restarts_nothing(node: Node, entry: str) -> None:
     node.mount("opt/sagemaker")
     node.known = "is-active --quiet docker.service"
     node.agent("import os, sys; print(os.environ.get('https_proxy'), file=sys.stderr)")
@@ -276,7 +272,7 @@ def test_the_proxy_reaches_the_agent_and_services_and_a_later_boot_restarts_noth
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_users_script_runs_last_and_once_and_its_failure_fails_the_node(node: Node, entry: str) -> None:
+def test_users_script_runs_last_and_once_and_may_fail_the_node(node: Node, entry: str) -> None:
     node.instance_store()
     node.mount("opt/dlami/nvme")
     ran = node.root / "ran"

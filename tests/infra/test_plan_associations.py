@@ -41,7 +41,7 @@ parts = st.lists(st.sampled_from(["a", "ab", "b"]), min_size=1, max_size=3)
 places = st.builds(lambda folder, key: plan("/" + "/".join(folder), "s3://" + "/".join(key)), parts, parts)
 
 
-def test_the_names_of_the_clusters_buckets_are_resolved_and_others_kept() -> None:
+def test_names_of_the_clusters_buckets_are_resolved_others_kept() -> None:
     found = associations(
         spec(link("/data", prefix="datasets"), link("/out", "checkpoints", "/results/"), link("/lib", "corpus")), AWS
     )
@@ -91,7 +91,7 @@ def test_overlap_does_not_depend_on_the_order(plans: list[AssociationPlan]) -> N
 
 
 @given(st.lists(places, max_size=5))
-def test_links_are_found_apart_exactly_when_no_folder_and_no_prefix_contains_another(
+def test_links_are_apart_exactly_when_no_folder_contains_another(
     plans: list[AssociationPlan],
 ) -> None:
     def contains(outer: str, inner: str) -> bool:
@@ -135,7 +135,7 @@ def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
     assert archived_over(spec(link("/data", "data")), AWS) == ()
 
 
-def test_the_keys_policy_lets_fsx_at_the_linked_buckets_that_are_made_and_at_no_other() -> None:
+def test_keys_policy_lets_fsx_at_the_linked_buckets_made_only() -> None:
     mine = {"buckets": {"kms_key": "alias/mine", "data": "team-data"}}
     linked = spec(link("/data"), link("/out", "checkpoints", "out"), link("/x", "other"), **mine)
     statement = key_statements(linked, AWS)["buckets.kms_key"]

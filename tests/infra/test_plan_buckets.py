@@ -84,7 +84,7 @@ def test_runs_under_a_prefix_with_a_rule_are_found(more: dict[str, Any], paths: 
 
 
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
-def test_plain_http_and_other_accounts_are_denied_for_the_bucket_and_what_is_in_it(partition: str) -> None:
+def test_plain_http_and_other_accounts_are_denied_for_the_bucket(partition: str) -> None:
     """Nothing asks for the VPC's endpoint: a laptop and CI of the account would be locked out."""
     place = Place("us-east-2", "123456789012", partition)
     other = {

@@ -56,7 +56,7 @@ def of(folder: Path, files: dict[str, bytes]) -> Bundle:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_our_own_bundle_holds_both_entries_the_agent_and_what_it_has_to_know(stack: str) -> None:
+def test_our_own_bundle_holds_both_entries_agent_and_its_data(stack: str) -> None:
     spec = spec_of(stack, {})
     ours = bundle(spec)
     files = {file.path: file for file in ours.files}
@@ -81,7 +81,7 @@ def test_the_packed_agent_of_the_bundle_runs_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", ["ec2-spot-g6e", "hyperpod-eks-g6e-spot", "hyperpod-slurm-p5"])
-def test_a_proxy_is_laid_on_nodes_and_metadata_s3_and_the_vpc_stay_direct(stack: str) -> None:
+def test_proxy_is_on_nodes_and_metadata_s3_and_vpc_stay_direct(stack: str) -> None:
     spec = spec_of(stack, {"network.proxy": PROXY})
     found = {
         file.path: file.content.decode() for file in bundle(spec, region="us-west-2").files if "root/" in file.path
@@ -97,7 +97,7 @@ def test_a_proxy_is_laid_on_nodes_and_metadata_s3_and_the_vpc_stay_direct(stack:
     assert ("amazon-ssm-agent.service.d" in units) == (spec.backend == "ec2")
 
 
-def test_a_script_of_the_users_is_in_the_bundle_under_one_name_and_changes_it_with_its_content(tmp_path: Path) -> None:
+def test_users_script_is_in_bundle_once_and_its_content_counts(tmp_path: Path) -> None:
     own = tmp_path / "ours.sh"
     own.write_bytes(SCRIPT)
     spec = spec_of("rehearsal", {"boot.on_configured": str(own)})
@@ -122,7 +122,7 @@ def test_a_script_of_the_users_is_in_the_bundle_under_one_name_and_changes_it_wi
         ({"storage.lustre.mount_path": "/lustre"}, False),
     ],
 )
-def test_a_bundle_is_another_one_exactly_where_nodes_boot_otherwise(edit: dict[str, Any], same: bool) -> None:
+def test_bundle_differs_exactly_where_nodes_boot_otherwise(edit: dict[str, Any], same: bool) -> None:
     before, after = bundle(spec_of("ec2-spot-g6e", {})), bundle(spec_of("ec2-spot-g6e", edit))
     assert (before.sha == after.sha) is same
     assert [one.path for one in before.files] == [one.path for one in after.files]
@@ -181,7 +181,7 @@ def test_what_would_fail_on_a_node_is_told_before(tmp_path: Path, files: dict[st
     assert [line[: len(said)] for line in told.value.problems] == [said]
 
 
-def test_all_problems_are_told_at_once_and_missing_entries_by_name(tmp_path: Path) -> None:
+def test_all_problems_come_at_once_and_missing_entries_by_name(tmp_path: Path) -> None:
     filled(tmp_path, {ON_INIT: b"echo\r\n"})
     with pytest.raises(UserError) as told:
         gathered(tmp_path)

@@ -51,17 +51,17 @@ def test_on_demand_gets_a_placement_group_and_no_market() -> None:
     assert market_of(group()) == Market(own_placement_group=True)
 
 
-def test_a_reservation_is_the_only_place_to_launch_and_takes_no_placement_group() -> None:
+def test_reservation_is_only_place_and_takes_no_placement_group() -> None:
     assert market_of(group("reservation", reservation=RESERVATION)) == Market(reservation=RESERVATION)
 
 
-def test_a_reservation_made_in_a_placement_group_is_launched_into_that_group() -> None:
+def test_reservation_in_a_placement_group_is_launched_into_it() -> None:
     found = market_of(group("reservation", reservation=RESERVATION, placement_group="near"))
     assert (found.placement_group, found.own_placement_group) == ("near", False)
 
 
 @given(mode=st.sampled_from(sorted(WHOLE)), kind=st.sampled_from(sorted(snapshot().types)))
-def test_no_reservation_and_no_block_ever_gets_a_placement_group_of_ours(mode: str, kind: str) -> None:
+def test_no_reservation_or_block_gets_a_placement_group_of_ours(mode: str, kind: str) -> None:
     found = market_of(group(mode, kind, **WHOLE[mode]))
     assert not (found.own_placement_group and (mode in ("reservation", "capacity-block") or found.reservation))
     known = instance(kind)
@@ -101,7 +101,7 @@ def test_a_key_that_means_nothing_in_a_mode_is_named(mode: str, extra: dict[str,
     assert paths(group(mode, **WHOLE[mode], **extra)) == [f"capacity.{name}" for name in extra]
 
 
-def test_a_reservation_to_be_made_lies_in_no_group_and_holds_at_least_one() -> None:
+def test_reservation_to_be_made_is_in_no_group_and_holds_one() -> None:
     assert paths(group("reservation", create=True)) == []
     assert paths(group("reservation", create=True, placement_group="near")) == ["capacity.placement_group"]
     assert paths(group("reservation", create=True, size=4)) == ["capacity.size"]
@@ -123,7 +123,7 @@ def test_a_type_is_bought_only_in_the_ways_that_it_is_sold(mode: str, kind: str,
     assert paths(group(mode, kind, **WHOLE[mode])) == ([] if sold else ["capacity.mode"])
 
 
-def test_a_type_without_cluster_placement_is_a_warning_and_with_a_named_group_an_error() -> None:
+def test_type_without_cluster_placement_is_a_warning_or_an_error() -> None:
     (far,) = problems(group(kind="t3.xlarge"))
     assert (far.path, far.level) == ("instance_type", "warning")
     (named,) = problems(group("reservation", "t3.xlarge", reservation=RESERVATION, placement_group="near"))
@@ -157,12 +157,12 @@ def test_placement_agrees_with_bought_capacity(placement: str, mode: str, there:
     assert paths(placed(placement, mode, reservation=RESERVATION, placement_group=there)) == told
 
 
-def test_hyperpod_places_its_nodes_itself_and_a_type_that_is_not_known_is_not_judged() -> None:
+def test_hyperpod_places_nodes_unknown_types_are_not_judged() -> None:
     assert paths(group(kind="ml.t3.xlarge"), "hyperpod-slurm") == []
     assert paths(group("spot", "p9.48xlarge")) == []
 
 
-def test_what_is_made_is_listed_and_nothing_else_and_its_end_is_in_utc() -> None:
+def test_what_is_made_is_listed_alone_and_its_end_is_in_utc() -> None:
     found = reservations(
         spec(
             group("spot"),

@@ -95,7 +95,7 @@ def test_each_part_costs_what_its_plan_says(stack: str, edits: dict[str, Any], n
         (SPOT, {"groups.0.instance_type": "p9.48xlarge", "instance_types": {"p9.48xlarge": BARE}}, "train", True, 0.1),
     ],
 )
-def test_machines_without_accelerators_and_made_reservations_are_always_on(
+def test_machines_and_made_reservations_are_always_on(
     stack: str, edits: dict[str, Any], name: str, always_on: bool, least: float
 ) -> None:
     part = part_of(cost_of(stack, edits), name)

@@ -22,7 +22,7 @@ def plan_of(**edits: Any) -> EksPlan:
     return eks_plan(spec_of(EKS, edits), PLACE)
 
 
-def test_named_administrators_enter_and_then_the_creator_is_none_of_his_own() -> None:
+def test_named_administrators_enter_and_the_creator_is_none() -> None:
     plan = plan_of(access={"admin_roles": [ADMIN, ADMIN]})
     assert [one.principal_arn for one in plan.access] == [ADMIN]
     assert not plan.creator_is_admin
@@ -35,7 +35,7 @@ def test_the_policy_is_that_of_the_partition() -> None:
     assert china.access[0].policy_arn.startswith("arn:aws-cn:eks::aws:")
 
 
-def test_the_lustre_driver_comes_after_nodes_with_its_identity_and_each_add_on_after_what_it_needs() -> None:
+def test_the_lustre_driver_and_add_ons_come_after_what_they_need() -> None:
     plan = plan_of(storage=WITH_LUSTRE)
     assert [addon.name for addon in plan.addons_before_nodes] == ["vpc-cni", "kube-proxy", "eks-pod-identity-agent"]
     assert [addon.name for addon in plan.addons_after_nodes] == ["coredns", "aws-fsx-csi-driver", ADDON]
@@ -49,7 +49,7 @@ def test_the_lustre_driver_comes_after_nodes_with_its_identity_and_each_add_on_a
     assert [one.role for one in plan_of().pod_identities] == [LOGS_ROLE]
 
 
-def test_governance_and_operator_come_after_what_they_need_with_the_operators_identity() -> None:
+def test_governance_and_operator_come_after_what_they_need() -> None:
     plan = plan_of(eks={"task_governance": True, "training_operator": True})
     names = [addon.name.removeprefix("amazon-sagemaker-hyperpod-") for addon in plan.addons_after_nodes]
     assert names == ["coredns", ADDON, "taskgovernance", "cert-manager", "training-operator"]
@@ -102,7 +102,7 @@ def test_the_first_steps_work_as_they_are_typed_and_typed_again(tmp_path: Path) 
     assert (tmp_path / "made").read_text(encoding="utf-8").split() == [*order, *again]
 
 
-def test_kubeconfig_assumes_the_first_admin_role_that_can_be_assumed() -> None:
+def test_kubeconfig_assumes_the_first_admin_role_that_it_can() -> None:
     edits = {"access": {"admin_roles": [SSO, ADMIN]}}
     kubeconfig = next(line for line in helm_commands(spec_of(EKS, edits), PLACE) if "update-kubeconfig" in line)
     assert kubeconfig.endswith(f" --role-arn {ADMIN}")

@@ -124,7 +124,7 @@ CASES: list[tuple[ClusterSpec, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("cluster", "notice", "key"), CASES)
-def test_the_notices_that_concern_a_cluster_pass_one_rule_and_others_none(
+def test_the_notices_that_concern_a_cluster_pass_one_rule(
     cluster: ClusterSpec, notice: dict[str, Any], key: str | None
 ) -> None:
     """A cluster whose name begins with ours is another one."""
@@ -132,7 +132,7 @@ def test_the_notices_that_concern_a_cluster_pass_one_rule_and_others_none(
 
 
 @pytest.mark.parametrize("backend", ["hyperpod-slurm", "hyperpod-eks"])
-def test_a_node_that_hyperpod_could_not_launch_is_mailed_and_reaches_the_queue_once(backend: str) -> None:
+def test_node_hyperpod_could_not_launch_is_mailed_queued_once(backend: str) -> None:
     plan = channel(spec(backend), PLACE)
     passing = passed_by(spec(backend), cluster_event("llm", "Error"))
     assert passing & {signal.key for signal in plan.mailed} == {"cluster-error"}
@@ -144,7 +144,7 @@ def test_a_node_that_hyperpod_could_not_launch_is_mailed_and_reaches_the_queue_o
 
 
 @pytest.mark.parametrize("level", ["Info", "Warn", "Error"])
-def test_a_node_whose_lifecycle_script_failed_is_mailed_whatever_level_hyperpod_gives_it(level: str) -> None:
+def test_node_with_failed_lifecycle_script_is_always_mailed(level: str) -> None:
     """Both descriptions are the events reference's, with a log group in the place of its dots."""
     ran = f"Instance lifecycle script execution for EC2 Instance {NODE} has"
     group = "/aws/sagemaker/Clusters/llm/abcdefghij12"

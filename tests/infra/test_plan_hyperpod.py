@@ -63,7 +63,7 @@ def errors(state: State, stack: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
-def test_the_schema_and_the_model_allow_the_state_and_not_a_misspelled_one(stack: str) -> None:
+def test_schema_and_the_model_allow_the_state_but_no_misspelling(stack: str) -> None:
     state = state_of(stack)
     assert errors(state, stack) == []
     group = state["InstanceGroups"][-1]
@@ -117,7 +117,7 @@ def test_nodes_that_come_and_go_are_not_checked_for_an_hour(
 
 
 @pytest.mark.slow
-def test_slurm_nodes_mount_lustre_and_homes_by_the_service_and_eks_nodes_mount_none() -> None:
+def test_slurm_nodes_mount_by_service_and_eks_nodes_mount_none() -> None:
     state = state_of(SLURM, home=HOME)
     for group in state["InstanceGroups"]:
         kinds = [next(iter(one)) for one in group["InstanceStorageConfigs"]]
@@ -155,7 +155,7 @@ def test_a_group_may_have_an_image_a_key_and_patches_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_slurm_keeps_its_accounts_in_a_database_of_the_users_where_one_is_named() -> None:
+def test_slurm_accounts_are_in_users_database_where_one_is_named() -> None:
     secret = "arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-AbCdEf"
     named = {"endpoint": "slurm.abc.us-west-2.rds.amazonaws.com", "secret_arn": secret}
     state = state_of(SLURM, {"slurm.accounting": named})
@@ -168,13 +168,13 @@ def test_slurm_keeps_its_accounts_in_a_database_of_the_users_where_one_is_named(
 
 
 @pytest.mark.slow
-def test_a_taint_without_value_is_legal_and_stands_without_labels() -> None:
+def test_taint_without_value_is_legal_and_stands_without_labels() -> None:
     bare = state_of(EKS, {"groups.1.labels": {}, "groups.1.taints": [{"key": "busy"}]})
     assert group_of(bare, "spot")["KubernetesConfig"] == {"Taints": [{"Key": "busy", "Effect": "NoSchedule"}]}
     assert errors(bare, EKS) == []
 
 
-def test_tiered_checkpoint_storage_is_for_eks_and_only_where_wished() -> None:
+def test_tiered_checkpoint_storage_is_for_eks_where_specified() -> None:
     assert "TieredStorageConfig" not in state_of(EKS, {"eks": {}})
     assert "TieredStorageConfig" not in state_of(SLURM, {"eks.tiered_memory_percent": 20})
 
@@ -184,7 +184,7 @@ def test_the_users_tags_and_ours_are_on_the_cluster() -> None:
     assert tags == {"lustrain:cluster": "llm-p5", "lustrain:backend": "hyperpod-slurm", "team": "llm"}
 
 
-def test_what_replaces_a_cluster_is_what_the_schema_calls_create_only() -> None:
+def test_what_replaces_a_cluster_is_the_schemas_create_only() -> None:
     version = json.loads((SCHEMAS / "providers" / "us-west-2.json").read_text(encoding="utf-8"))[TYPE]
     schema = json.loads((SCHEMAS / "resources" / f"{version}.json").read_text(encoding="utf-8"))
     paths = {path.removeprefix("/properties/").removeprefix("Orchestrator/") for path in schema["createOnlyProperties"]}
@@ -192,12 +192,12 @@ def test_what_replaces_a_cluster_is_what_the_schema_calls_create_only() -> None:
     assert set(create_only(state_of(SLURM))) == paths - {"Eks"}
 
 
-def test_a_change_of_size_replaces_nothing_and_another_subnet_does() -> None:
+def test_change_of_size_replaces_nothing_and_another_subnet_does() -> None:
     assert create_only(state_of(SLURM, {"groups.2.count": 40})) == create_only(state_of(SLURM))
     assert create_only(state_of(SLURM, subnet_id="subnet-0fedcba9876543210")) != create_only(state_of(SLURM))
 
 
-def test_a_cluster_on_a_training_plan_is_protected_and_one_on_spot_is_not() -> None:
+def test_cluster_on_training_plan_is_protected_spot_is_not() -> None:
     assert protected(spec_of(SLURM, {}))
     assert not protected(spec_of(EKS, {}))
 

@@ -121,7 +121,7 @@ def hold(spec: ClusterSpec, place: Place) -> None:
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_documents_of_every_example_name_only_what_aws_knows_as_narrowly_as_it_can(stack: str) -> None:
+def test_documents_of_every_example_name_aws_actions_narrowly(stack: str) -> None:
     hold(example(stack), Place(region_of(stack), ACCOUNT))
 
 
@@ -133,7 +133,7 @@ def test_documents_hold_in_every_partition_for_every_spec(place: Place, spec: Cl
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_conditions_on_tags_stand_where_the_resource_has_tags_to_ask_for(stack: str) -> None:
+def test_conditions_on_tags_stand_where_the_resource_has_tags(stack: str) -> None:
     for statement in statements(example(stack), AWS):
         keys = [
             key for operator in statement.get("Condition", {}).values() for key in operator if "ResourceTag/" in key
@@ -152,7 +152,7 @@ def fits_kind(kind: Json, statement: Json) -> bool:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.partition)
-def test_services_have_the_same_name_in_every_partition_and_lustres_driver_a_role_only_with_lustre(
+def test_services_have_one_name_in_every_partition(
     place: Place,
 ) -> None:
     def trusted(**sections: Any) -> dict[str, str]:
@@ -169,7 +169,7 @@ GIVES_RIGHTS = {"CreateRole", "PutRolePolicy", "AttachRolePolicy", "PutRolePermi
 
 
 @pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm", "hyperpod-eks"])
-def test_with_a_boundary_every_role_has_it_and_none_is_made_without(backend: str) -> None:
+def test_with_a_boundary_every_role_has_it(backend: str) -> None:
     access = {"permissions_boundary": BOUNDARY, "role_path": "/team/ml/"}
     spec = spec_of(backend, access=access, network={"flow_logs": True}, eks=OPTIONS if "eks" in backend else {})
     made = every_role(spec, AWS)
@@ -193,7 +193,7 @@ def test_with_a_boundary_every_role_has_it_and_none_is_made_without(backend: str
 NODE_ROLE, PROFILE = "arn:aws:iam::123456789012:role/nodes", "arn:aws:iam::123456789012:instance-profile/nodes"
 
 
-def test_with_an_existing_role_the_deployer_passes_that_one_and_makes_none() -> None:
+def test_with_an_existing_role_deployer_passes_it_and_makes_none() -> None:
     spec = spec_of(access={"node_role": NODE_ROLE, "instance_profile": PROFILE})
     hold(spec, AWS)
     policy = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
@@ -243,7 +243,7 @@ def test_deployer_may_ask_what_preflight_asks_of_eks() -> None:
 OPTIONS = {"karpenter": True, "task_governance": True, "training_operator": True}
 
 
-def test_karpenter_and_the_training_operator_act_on_this_clusters_nodes_only() -> None:
+def test_karpenter_and_operator_act_on_this_clusters_nodes_only() -> None:
     found = {role.key: role for role in roles(spec_of("hyperpod-eks", eks=OPTIONS), AWS)}
     own = {"StringEquals": {"aws:ResourceTag/lustrain:cluster": "demo"}}
     wanted = {
@@ -332,7 +332,7 @@ VOLUME_KEY = "arn:aws:kms:us-east-2:123456789012:key/01234567-89ab-cdef-0123-456
 KEYED = {"name": "train", "instance_type": "p5.48xlarge", "count": 2, "volume_kms_key": VOLUME_KEY}
 
 
-def test_hyperpod_encrypts_volumes_with_the_rights_of_the_node_role_and_of_whoever_deploys() -> None:
+def test_hyperpod_encrypts_volumes_by_node_role_and_deployer() -> None:
     found = node(spec_of("hyperpod-slurm", groups=[KEYED]))["VolumeKeys"]
     assert (found["Action"], found["Resource"]) == (["kms:CreateGrant", "kms:DescribeKey"], [VOLUME_KEY])
     assert "VolumeKeys" not in node(spec_of(groups=[KEYED])), "EC2 launches under roles of AWS's own"
@@ -368,7 +368,7 @@ def test_pods_of_other_clusters_cannot_take_the_drivers_role() -> None:
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_the_deployers_policy_fits_into_managed_policies_of_legal_length(stack: str) -> None:
+def test_the_deployers_policy_fits_into_managed_policies(stack: str) -> None:
     policy = deployer_policy(example(stack), Place(region_of(stack), ACCOUNT))
     parts = managed_policies(policy)
     assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
@@ -378,7 +378,7 @@ def test_the_deployers_policy_fits_into_managed_policies_of_legal_length(stack: 
 
 @settings(max_examples=25, deadline=None)
 @given(specs())
-def test_the_deployer_passes_only_this_clusters_roles_to_services_that_take_them(spec: ClusterSpec) -> None:
+def test_deployer_passes_this_clusters_roles_to_their_services(spec: ClusterSpec) -> None:
     policy = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
     assert policy["RolesPass"]["Resource"] == ["arn:aws:iam::123456789012:role/lustrain/demo/*"]
     trusted = {role.trust["Statement"][0]["Principal"]["Service"] for role in roles(spec, AWS)}
@@ -406,7 +406,7 @@ OURS = {"data": "a", "checkpoints": "b", "lifecycle": "sagemaker-c"}
         ("ec2", {"groups": [{**TRAIN, "capacity": RESERVING}]}, {"CapacityReserve"}, True),
     ],
 )
-def test_the_deployer_gets_no_right_on_what_is_there_already_or_not_bought(
+def test_deployer_gets_no_right_on_what_exists_or_is_not_bought(
     backend: str, sections: dict[str, Any], sids: set[str], granted: bool
 ) -> None:
     found = {one["Sid"] for one in deployer_policy(spec_of(backend, **sections), AWS)["Statement"]}

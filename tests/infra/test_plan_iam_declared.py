@@ -148,7 +148,7 @@ ADDED: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stack", "edits"), [*((stack, {}) for stack in STACKS), (EKS, ADDED)])
-def test_the_deployer_may_make_read_and_drop_whatever_the_stack_declares(stack: str, edits: dict[str, Any]) -> None:
+def test_deployer_may_make_read_and_drop_whatever_is_declared(stack: str, edits: dict[str, Any]) -> None:
     policy = deployer_policy(spec_of(stack, edits), place(stack))
     granted = {action for statement in policy["Statement"] for action in statement["Action"]}
     declared = built(stack, edits, Aws(place(stack).region))[0].kinds

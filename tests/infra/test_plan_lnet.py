@@ -36,20 +36,18 @@ def spec(kind: str = "p5.48xlarge", count: int = 4, backend: str = "ec2", efa: b
         ("m5.large", 4, 0),
     ],
 )
-def test_lustre_takes_awss_number_of_efa_interfaces_within_what_the_file_system_takes(
-    kind: str, count: int, interfaces: int
-) -> None:
+def test_lustre_takes_awss_number_of_efa_cards_within_limits(kind: str, count: int, interfaces: int) -> None:
     wanted = spec(kind, count)
     assert lustre_interfaces(wanted, wanted.workers[0]) == interfaces
 
 
 @pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm", "hyperpod-eks"])
-def test_nodes_of_every_backend_are_told_also_where_only_pods_mount(backend: str) -> None:
+def test_nodes_of_every_backend_hear_it_even_if_only_pods_mount(backend: str) -> None:
     told = [node_document(spec(backend=backend, efa=efa))["groups"]["train"]["lustre_efa"] for efa in (True, False)]
     assert told == [8, 0]
 
 
-def test_another_count_makes_another_document_only_where_the_connections_run_out() -> None:
+def test_another_count_changes_the_document_with_the_connections() -> None:
     assert node_document(spec(count=4)) == node_document(spec(count=128)) != node_document(spec(count=129))
 
 
@@ -61,7 +59,7 @@ def test_all_groups_share_the_connections_of_the_file_system() -> None:
     assert [lustre_interfaces(wanted, group) for group in wanted.workers] == [5, 5]
 
 
-def test_efa_is_counted_and_given_only_in_the_zone_of_the_file_system() -> None:
+def test_efa_counts_only_in_the_zone_of_the_file_system() -> None:
     """1,500 nodes elsewhere would leave none of the 1,024 connections."""
     described = spec().model_dump(mode="json")
     (here,) = described["groups"]
@@ -114,9 +112,7 @@ def options(**group: Any) -> list[str]:
         ("p9.huge", 2, False),
     ],
 )
-def test_module_options_follow_the_threads_that_are_on_and_are_those_of_aws(
-    name: str, threads: int, wide: bool
-) -> None:
+def test_module_options_follow_the_threads_that_are_on(name: str, threads: int, wide: bool) -> None:
     aws = {"options ptlrpc ptlrpcd_per_cpt_max=32", "options ksocklnd credits=2560"}
     assert set(options(instance_type=name, threads_per_core=threads)) == (aws if wide else set())
 
@@ -127,12 +123,12 @@ def test_modules_have_the_same_options_with_efa_and_without(efa: bool) -> None:
     assert options(lustre={"efa": efa}) == options()
 
 
-def test_without_a_file_system_no_module_gets_options_and_there_is_nothing_to_lay_out() -> None:
+def test_without_a_file_system_no_module_options_and_no_layout() -> None:
     assert module_options(with_lustre(), with_lustre().groups[0], node_document(with_lustre())) == ""
     assert stripes(with_lustre()) == ()
 
 
-def test_layouts_lie_under_the_mount_and_the_data_keep_the_default() -> None:
+def test_layouts_lie_under_mount_and_the_data_keep_the_default() -> None:
     found = {stripe.path: stripe for stripe in stripes(with_lustre(mount_path="/shared"))}
     assert set(found) == {"/shared/checkpoints", "/shared/containers", "/shared/logs"}
     assert " ".join(found["/shared/checkpoints"].options) == "-E 100M -c 1 -E 10G -c 8 -E -1 -c -1 -S 16M"
@@ -158,7 +154,7 @@ def test_who_logs_in_and_who_schedules_is_no_worker() -> None:
         ("z9.unheard", 0, None, 0, 0),
     ],
 )
-def test_only_gpus_count_as_gpus_and_an_accelerator_has_its_own_name(
+def test_only_gpus_count_as_gpus_and_an_accelerator_has_its_name(
     kind: str, gpus: int, accelerator: str | None, efa: int, nvme: int
 ) -> None:
     found = spec_of("hyperpod-slurm", kind=f"ml.{kind}")

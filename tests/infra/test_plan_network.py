@@ -33,7 +33,7 @@ def errors(spec: ClusterSpec) -> list[str]:
 
 
 @given(specs())
-def test_subnets_lie_inside_the_vpc_apart_from_each_other_and_compute_is_as_large_as_asked(spec: ClusterSpec) -> None:
+def test_subnets_lie_inside_the_vpc_apart_and_compute_is_large(spec: ClusterSpec) -> None:
     if errors(spec):
         with pytest.raises(UserError, match="network"):
             network(spec, AWS)
@@ -51,7 +51,7 @@ def test_subnets_lie_inside_the_vpc_apart_from_each_other_and_compute_is_as_larg
 
 
 @given(specs())
-def test_only_the_public_subnet_leads_to_the_internet_and_a_closed_network_nowhere(spec: ClusterSpec) -> None:
+def test_only_the_public_subnet_leads_to_the_internet(spec: ClusterSpec) -> None:
     if errors(spec) or spec.network.existing:
         return
     found = ways(network(spec, AWS))
@@ -67,7 +67,7 @@ def test_turning_nat_off_moves_no_subnet() -> None:
     assert off == {key: cidr for key, cidr in on.items() if key != "public"}
 
 
-def test_a_group_in_another_zone_has_a_subnet_there_and_moves_none_of_the_others() -> None:
+def test_group_in_another_zone_has_a_subnet_and_moves_no_other() -> None:
     def train(name: str, zone: str | None) -> dict[str, Any]:
         return {"name": name, "instance_type": "g6e.48xlarge", "count": 2, "zone_id": zone}
 
@@ -126,7 +126,7 @@ def test_blocks_that_make_trouble_later_are_warned_of(cidr: str, levels: list[st
 
 @pytest.mark.slow
 @given(specs())
-def test_the_fix_for_a_compute_subnet_that_does_not_fit_is_the_largest_that_does(spec: ClusterSpec) -> None:
+def test_the_fix_for_a_compute_subnet_is_the_largest_that_fits(spec: ClusterSpec) -> None:
     found = [one for one in cidr_problems(spec) if one.path == "network.compute_prefix"]
     if not found:
         return
@@ -173,7 +173,7 @@ def test_addresses_of_a_node_follow_its_interfaces(backend: str, kind: str, poli
     assert needed(0) == 0
 
 
-def test_a_hyperpod_node_with_efa_only_interfaces_takes_one_address() -> None:
+def test_hyperpod_node_with_efa_only_cards_takes_one_address() -> None:
     group = {"name": "train", "instance_type": "p5.48xlarge", "count": 3, "interface_type": "efa-only"}
     assert addresses_needed(spec_of("hyperpod-slurm", groups=[group])) == 3
 
@@ -191,7 +191,7 @@ def test_file_systems_and_endpoints_take_addresses_too() -> None:
     assert needed(network={"closed": True}) == len(network(spec_of(network={"closed": True}), AWS).endpoints) - 1
 
 
-def test_an_open_network_has_the_gateway_to_s3_and_a_closed_one_all_that_nodes_call() -> None:
+def test_open_network_has_s3s_gateway_closed_one_all_nodes_call() -> None:
     def made(backend: str, **sections: Any) -> dict[str, str]:
         return {one.key: one.kind for one in network(spec_of(backend, **sections), AWS).endpoints}
 
@@ -222,7 +222,7 @@ def test_endpoints_have_the_name_of_their_partition(place: Place, region: str, e
 
 @pytest.mark.parametrize("place", PLACES)
 @given(spec=specs())
-def test_the_gateway_lets_all_of_s3_through_unless_the_network_is_closed(place: Place, spec: ClusterSpec) -> None:
+def test_gateway_passes_all_of_s3_unless_the_network_is_closed(place: Place, spec: ClusterSpec) -> None:
     """quay.io, Docker Hub, public data sets and presigned URLs of the region are S3 as well."""
     if not spec.network.closed:
         everything = {"Sid": "Everything", "Effect": "Allow", "Action": ["*"], "Resource": ["*"], "Principal": "*"}
@@ -241,7 +241,7 @@ def test_the_gateway_lets_all_of_s3_through_unless_the_network_is_closed(place: 
     assert all(arn.startswith(f"arn:{place.partition}:s3:::") for arn in (*own["Resource"], *foreign["Resource"]))
 
 
-def test_buckets_that_the_spec_names_pass_the_gateway_for_reading() -> None:
+def test_buckets_that_spec_names_pass_the_gateway_for_reading() -> None:
     spec = spec_of(network={"closed": True, "s3_buckets": ["open-corpus"]})
     found = {one["Sid"]: one for one in s3_policy(spec, AWS)["Statement"]}["NamedBuckets"]
     assert found["Action"] == ["s3:GetObject", "s3:ListBucket"]
@@ -283,7 +283,7 @@ def let_in(found: tuple[Rule, ...]) -> set[str]:
 
 
 @given(specs())
-def test_whatever_the_spec_efa_has_its_pair_and_only_groups_are_let_in(spec: ClusterSpec) -> None:
+def test_whatever_the_spec_efa_has_its_pair_of_group_rules(spec: ClusterSpec) -> None:
     assert efa_pair(spec)
     assert let_in(rules(spec)) <= {"group", "group-id"}
 
@@ -302,7 +302,7 @@ def test_rules_are_such_as_ec2_accepts(spec: ClusterSpec) -> None:
 
 
 @given(specs())
-def test_nodes_of_a_closed_network_reach_no_public_address_but_s3(spec: ClusterSpec) -> None:
+def test_nodes_of_closed_network_reach_no_public_address_but_s3(spec: ClusterSpec) -> None:
     out = [rule for rule in rules(spec) if rule.group == "cluster" and rule.direction == "egress"]
     blocks = {rule.peer.value for rule in out if rule.peer.kind == "cidr"}
     lists = [(rule.peer.value, rule.ports) for rule in out if rule.peer.kind == "prefix-list"]
@@ -328,7 +328,7 @@ def test_an_existing_file_system_may_call_back(efa: bool, ingress: Any, egress: 
     assert {rule.group for rule in rules(spec)} == {"cluster"}
 
 
-def test_interface_endpoints_answer_https_from_the_nodes_only_where_there_are_any() -> None:
+def test_interface_endpoints_answer_https_from_the_nodes_only() -> None:
     closed = spec_of(network={"closed": True})
     assert [rule for rule in rules(closed) if rule.group == "endpoints"] == [
         Rule("endpoints", "ingress", "tcp", (443, 443), group("cluster"), "HTTPS to services of AWS")
@@ -337,7 +337,7 @@ def test_interface_endpoints_answer_https_from_the_nodes_only_where_there_are_an
         assert "endpoints" not in {rule.group for rule in rules(other)}
 
 
-def test_ssh_comes_in_from_where_the_spec_says_and_nothing_else_does() -> None:
+def test_ssh_comes_in_from_where_spec_says_and_nothing_else_does() -> None:
     found = set(rules(spec_of(network={"allow_from": ["pl-01234567", "10.20.0.0/16"]}))) - set(rules(spec_of()))
     assert {(rule.group, rule.direction, rule.protocol, rule.ports, rule.peer) for rule in found} == {
         ("cluster", "ingress", "tcp", (22, 22), Peer("prefix-list-id", "pl-01234567")),

@@ -73,7 +73,7 @@ def test_a_primary_card_without_efa_gets_a_plain_interface_only() -> None:
     assert [nic for nic in layout_of("p6-b300.48xlarge") if nic.card == 0] == [Nic(0, 0, "interface")]
 
 
-def test_a_primary_card_with_one_slot_carries_addresses_and_efa_on_one_interface() -> None:
+def test_primary_card_with_one_slot_carries_addresses_and_efa() -> None:
     assert layout_of("hpc6id.32xlarge") == (Nic(0, 0, "efa"), Nic(1, 0, "efa-only"))
 
 

@@ -36,7 +36,7 @@ def plan(kind: str = "p5.48xlarge", **changes: Any) -> NodeGroupPlan:
 
 
 @pytest.mark.parametrize("policy", ["addresses", "bandwidth"])
-def test_every_efa_type_gets_an_interface_for_each_efa_it_has_and_ec2_accepts_them(policy: Policy) -> None:
+def test_every_efa_type_gets_an_interface_for_each_efa_it_has(policy: Policy) -> None:
     """The rules of the layout itself are held in test_plan_nics.py; here, that the template says what the layout is."""
     wrong = {}
     for kind in WITH_EFA:
@@ -53,7 +53,7 @@ def test_group_without_efa_has_one_plain_interface(policy: Policy) -> None:
     assert found.interfaces == (Interface(0, 0, None, "false"),)
 
 
-def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() -> None:
+def test_there_is_one_gang_for_each_worker_group_whole_or_none() -> None:
     train = {"name": "b", "instance_type": "p5.48xlarge", "count": 3}
     found = node_groups(
         spec_of(groups=[{**train, "name": "a", "instance_type": "g6e.48xlarge", "count": 2}, train]), AWS, NOW
@@ -82,7 +82,7 @@ def test_a_blocks_group_wants_no_node_before_the_block_begins(
     assert (found.desired, found.fill_at, found.count, found.min_size) == (desired, fill_at, 4, 0)
 
 
-def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied() -> None:
+def test_deployment_stops_once_a_blocks_group_is_emptied() -> None:
     """Afterwards it would ask for the nodes again, in a block that is over, and for a schedule in the past."""
     cluster = spec("p5en.48xlarge", capacity=BLOCK)
     emptied = node_groups(cluster, AWS, NOW)[0].empty_at
@@ -114,7 +114,7 @@ def test_the_image_fits_accelerator_and_architecture(kind: str, family: str, par
     assert (found.id, found.root_device) == (None, "/dev/sda1")
 
 
-def test_an_image_of_the_user_is_taken_and_asked_for_its_root_device() -> None:
+def test_image_of_the_user_is_taken_and_its_root_device_read() -> None:
     found = plan(image_id="ami-0123456789abcdef0").image
     assert (found.id, found.parameter, found.root_device) == ("ami-0123456789abcdef0", None, None)
 
@@ -130,7 +130,7 @@ def test_an_image_of_the_user_is_taken_and_asked_for_its_root_device() -> None:
         ("m8g.metal-48xl", 1, None),
     ],
 )
-def test_cpu_options_are_set_where_they_change_something_and_are_taken(kind: str, wish: int, cpu: Cpu | None) -> None:
+def test_cpu_options_are_set_where_they_change_something(kind: str, wish: int, cpu: Cpu | None) -> None:
     assert plan(kind, threads_per_core=wish).cpu == cpu
 
 
@@ -143,12 +143,12 @@ def test_no_type_is_asked_for_more_threads_than_it_has(kind: str, threads: int) 
 
 
 @pytest.mark.parametrize("key", ["cost centre", "team/owner", "größe", "..", "_index"])
-def test_a_tag_key_that_the_metadata_service_cannot_serve_is_named(key: str) -> None:
+def test_tag_key_that_the_metadata_service_cannot_serve_is_named(key: str) -> None:
     assert untaggable({"owner": "me", key: "x"}) == (key,)
 
 
 @pytest.mark.parametrize("kind", ["p9.48xlarge", "mac2.metal"])
-def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kind: str) -> None:
+def test_type_that_is_unknown_or_runs_no_linux_is_an_error(kind: str) -> None:
     with pytest.raises(UserError, match=r"^groups\.0\.instance_type = "):
         plan(kind)
 

@@ -43,7 +43,7 @@ WITH_LUSTRE = spec(storage={"lustre": {"capacity_gib": 4800, "per_tib_mb_s": 250
 
 
 @given(st.integers(1, 64), st.floats(0, 1), st.floats(0.01, 0.99))
-def test_the_threshold_is_a_share_of_one_target_however_many_there_are(targets: int, free: float, share: float) -> None:
+def test_the_threshold_is_a_share_of_one_target_of_any_number(targets: int, free: float, share: float) -> None:
     cluster = WITH_LUSTRE.model_copy(
         update={"alarms": WITH_LUSTRE.alarms.model_copy(update={"lustre_free_fraction": share})}
     )
@@ -61,11 +61,11 @@ def test_the_threshold_is_a_share_of_one_target_however_many_there_are(targets: 
     ],
     ids=["tiering", "existing"],
 )
-def test_no_alarm_about_room_where_capacity_is_elastic_or_unknown(wish: dict[str, Any]) -> None:
+def test_no_alarm_about_room_with_elastic_or_unknown_capacity(wish: dict[str, Any]) -> None:
     assert alarm("lustre", spec(storage={"lustre": wish})) is None
 
 
-def test_the_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
+def test_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
     boot = alarm("cluster", spec())
     assert boot is not None
     (metric,) = boot.metrics

@@ -53,7 +53,7 @@ def test_the_contract_survives_json(stack: str) -> None:
     }
 
 
-def test_launchers_hear_of_slurm_and_kubernetes_what_the_spec_knows() -> None:
+def test_launchers_hear_of_slurm_and_kubernetes_what_spec_knows() -> None:
     slurm, eks, ec2 = map(through_pulumi, ("hyperpod-slurm-p5", "hyperpod-eks-g6e-spot", "ec2-spot-g6e"))
     assert (slurm.slurm, slurm.kubernetes) == (Slurm(controller_group="controller"), None)
     partitions = {name: group.partition for name, group in slurm.groups.items()}
@@ -88,13 +88,13 @@ TUNINGS: list[dict[str, Any]] = [{}, {"profiles": {"train": "cpu"}, "settings": 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 @pytest.mark.parametrize("tuning", TUNINGS, ids=["as it is", "tuned"])
-def test_a_node_hears_the_same_at_boot_and_from_whoever_holds_the_cluster(stack: str, tuning: dict[str, Any]) -> None:
+def test_node_gets_the_same_at_boot_and_from_the_clusters_holder(stack: str, tuning: dict[str, Any]) -> None:
     files = {file.path: file.content for file in bundle(spec_of(stack, {"tuning": tuning})).files}
     told = node_document(through_pulumi(stack, tuning=tuning))
     assert (json.dumps(told, sort_keys=True, indent=1) + "\n").encode() == files[DOCUMENT]
 
 
-def test_the_node_document_says_what_a_node_needs_and_nothing_else() -> None:
+def test_node_document_says_what_a_node_needs_and_nothing_else() -> None:
     told = node_document(through_pulumi("ec2-spot-g6e", tuning={"settings": {"clock.chrony": False}}))
     folders = {one["path"]: one["options"] for one in told["lustre"].pop("stripes")}
     assert folders["/fsx/containers"] == ["-c", "-1", "-S", "16M"]
@@ -110,7 +110,7 @@ def test_the_node_document_says_what_a_node_needs_and_nothing_else() -> None:
     }
 
 
-def test_only_machines_that_are_there_already_are_told_what_to_mount() -> None:
+def test_only_machines_that_exist_already_get_a_list_of_mounts() -> None:
     deployed = to_json(through_pulumi("ec2-spot-g6e"))
     assert node_document(parse(deployed))["mount"] is None
     machines = {**deployed, "backend": "machines", "nodes": {"addresses": ["10.0.0.1"]}}
@@ -118,7 +118,7 @@ def test_only_machines_that_are_there_already_are_told_what_to_mount() -> None:
     assert node_document(parse({**machines, "lustre": None}))["mount"] is None
 
 
-def test_a_node_of_eks_is_not_told_of_a_file_system_that_only_its_pods_mount() -> None:
+def test_node_of_eks_hears_nothing_of_file_systems_of_pods_alone() -> None:
     cluster = through_pulumi("hyperpod-eks-g6e-spot", **{"storage.lustre": {"capacity_tib": 1.2}})
     assert cluster.lustre is not None
     assert node_document(cluster)["lustre"] is None
@@ -141,7 +141,7 @@ def test_a_setting_is_what_the_user_wrote_however_yaml_takes_it(written: str, me
     assert spec_of("rehearsal", {"tuning.settings": value}).tuning.settings == {"a": meant}
 
 
-def test_nodes_are_found_by_their_addresses_or_by_a_label_of_their_cluster() -> None:
+def test_nodes_are_listed_by_addresses_or_a_label_of_the_cluster() -> None:
     now = to_json(through_pulumi("rehearsal"))
     for nodes in ({"addresses": ["10.0.0.1"]}, {"hyperpod_cluster": "llm", "kubernetes_label": "a=b"}):
         assert parse({**now, "nodes": nodes})
@@ -165,9 +165,7 @@ def test_nodes_are_found_by_their_addresses_or_by_a_label_of_their_cluster() -> 
         ("lustre", {"strips": []}, "cluster.lustre.strips"),
     ],
 )
-def test_a_cluster_that_names_its_nodes_twice_or_mounts_what_no_unit_can_hold_is_one_line(
-    table: str, change: dict[str, Any], said: str
-) -> None:
+def test_cluster_with_doubled_nodes_or_odd_mounts_is_one_line(table: str, change: dict[str, Any], said: str) -> None:
     now = to_json(through_pulumi("ec2-spot-g6e"))
     with pytest.raises(UserError) as caught:
         parse({**now, table: {**now[table], **change}})
@@ -185,7 +183,7 @@ def test_what_the_spec_lets_be_mounted_the_cluster_does_too() -> None:
 
 @pytest.mark.parametrize("key", ["storage.lustre.mount_path", "storage.home.mount_path"])
 @pytest.mark.parametrize("path", ["/fsx/../etc", "/./fsx", "/.."])
-def test_a_mount_path_that_leads_elsewhere_is_an_error_of_preflight(key: str, path: str) -> None:
+def test_mount_path_that_leads_elsewhere_is_error_of_preflight(key: str, path: str) -> None:
     spec = spec_of("ec2-spot-g6e", {key: path})
     found = run_in(Context.of_region(spec, "us-east-1", datetime.now(UTC)))
     assert [one for one in found if one.level == "error" and one.path == key]
@@ -273,14 +271,14 @@ def test_jobs_stop_before_anything_is_taken_down(stack: str) -> None:
     assert 0 == position(lines, "Stop the jobs") < position(lines, DESTROY)
 
 
-def test_exports_are_waited_for_before_the_destroy_where_there_are_any() -> None:
+def test_exports_are_waited_for_before_the_destroy() -> None:
     lines = teardown(Plan(with_export(), PLACE))
     assert 0 < position(lines, "AgeOfOldestQueuedMessage") < position(lines, DESTROY)
     imports = spec_of("ec2-spot-g6e", {"storage.lustre.associations.0.export_events": []})
     assert position(teardown(Plan(imports, PLACE)), "AgeOfOldestQueuedMessage") == -1
 
 
-def test_what_a_teardown_would_lose_for_good_is_said_before_it_and_homes_leave_a_backup() -> None:
+def test_what_a_teardown_would_lose_for_good_is_said_before_it() -> None:
     lines = teardown(Plan(with_export(), PLACE))
     assert 0 < position(lines, "what lies outside /out on Lustre is in no bucket") < position(lines, DESTROY)
     imports = spec_of("ec2-spot-g6e", {"storage.lustre.associations.0.export_events": [], "storage.home": {}})
@@ -291,7 +289,7 @@ def test_what_a_teardown_would_lose_for_good_is_said_before_it_and_homes_leave_a
     assert last == position(lines, "  ALL CHECKPOINTS, bucket")
 
 
-def test_a_cluster_on_a_training_plan_is_let_go_before_the_destroy() -> None:
+def test_cluster_on_a_training_plan_is_let_go_before_destroy() -> None:
     spec = example("hyperpod-slurm-p5")
     lines = teardown(Plan(spec, PLACE))
     assert 0 < position(lines, "pulumi state unprotect --yes") < position(lines, DESTROY)
@@ -301,7 +299,7 @@ def test_a_cluster_on_a_training_plan_is_let_go_before_the_destroy() -> None:
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_what_stayed_is_used_again_when_the_lines_are_pasted_into_the_description(stack: str) -> None:
+def test_what_stayed_is_used_again_when_its_lines_are_pasted(stack: str) -> None:
     spec = example(stack)
     pasted = yaml.safe_load(
         "\n".join(line for line in teardown(Plan(spec, PLACE)) if line.startswith(("  buckets: ", "  repo")))

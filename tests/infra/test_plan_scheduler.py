@@ -41,7 +41,7 @@ def secrets(statements: list[dict[str, Any]]) -> set[str]:
     return {action for one in statements for action in one["Action"] if action.startswith("secretsmanager:")}
 
 
-def test_nodes_hear_their_duty_and_only_the_controller_its_volume() -> None:
+def test_nodes_hear_their_duty_and_only_controller_its_volume() -> None:
     spec = spec_of(STACK, {})
     assert spec.controller
     told = {
@@ -111,7 +111,7 @@ def test_default_images_have_a_slurm_with_dynamic_nodes() -> None:
     assert Plan(spec_of(SPOT, {}), place(SPOT)).node_groups[0].image.family == "nvidia-x86-64"
 
 
-def test_a_scheduler_elsewhere_is_an_error_and_makes_no_controller() -> None:
+def test_scheduler_elsewhere_is_an_error_and_makes_no_controller() -> None:
     spec = spec_of(SLURM, {"scheduler": {"type": "slurm"}})
     assert [one.path for one in run_offline(spec, place(SLURM)) if one.code == "SLM-001"] == ["scheduler"]
     plan = Plan(spec, place(SLURM))
@@ -169,14 +169,14 @@ def test_what_the_controller_boots_with_makes_it_anew() -> None:
     assert effects({key: "ami-0123456789abcdef0"}, {}) == {key: Effect.IMPOSSIBLE}, "Pulumi leaves the image as it is"
 
 
-def test_a_scheduler_that_comes_is_for_new_nodes_and_a_bundle_renews_it() -> None:
+def test_added_scheduler_is_for_new_nodes_and_a_bundle_renews() -> None:
     (change,) = explain(spec_of(STACK, {"scheduler": GONE}), spec_of(STACK, {}))
     assert (change.path, change.effect) == ("scheduler", Effect.NEW_NODES)
     effects = [change.effect for change in explain_bundle("a", "b", controller=True)]
     assert effects == [Effect.REPLACES_NODES, Effect.NEW_NODES]
 
 
-def test_slurm_json_is_a_part_of_the_bundle_that_counts_leave_alone() -> None:
+def test_slurm_json_is_a_part_of_bundle_that_counts_leave_alone() -> None:
     plans = [Plan(spec_of(STACK, {"groups.0.count": count}), place(STACK)).bundle for count in (4, 8)]
     (document,) = (file.content for file in plans[0].files if file.path == "slurm.json")
     assert json.loads(document)

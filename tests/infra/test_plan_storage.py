@@ -98,7 +98,7 @@ def test_an_exact_size_is_taken_as_it_is_even_an_illegal_one(capacity: int, per_
 
 
 @given(capacity=st.integers(1, 10**6), per_tib=st.sampled_from([125, 250, 500, 1000]), efa=st.booleans())
-def test_exactly_the_sizes_that_fsx_sells_are_without_a_violation(capacity: int, per_tib: int, efa: bool) -> None:
+def test_exactly_sizes_that_fsx_sells_are_without_a_violation(capacity: int, per_tib: int, efa: bool) -> None:
     found = violations(Lustre(capacity_gib=capacity, per_tib_mb_s=per_tib), efa)
     assert (found == ()) == sold(capacity, per_tib, efa)
 
@@ -166,7 +166,7 @@ def test_what_fsx_takes_is_not_complained_about(wish: dict[str, Any]) -> None:
 EXISTING = ExistingLustre.model_validate({**EXISTING_LUSTRE, "efa": True})
 
 
-def test_an_existing_file_system_is_passed_on_and_nothing_is_wished_of_it() -> None:
+def test_existing_file_system_is_passed_on_without_requirements() -> None:
     plan = lustre(Lustre(existing=EXISTING, mount_path="/shared"), False)
     assert (plan.existing, plan.efa, plan.mount_path, plan.throughput_mb_s) == (EXISTING, True, "/shared", None)
     assert violations(Lustre(existing=EXISTING), True) == ()
@@ -194,13 +194,13 @@ def test_an_existing_file_system_is_passed_on_and_nothing_is_wished_of_it() -> N
         ("g6e.xlarge", {"existing": EXISTING.model_dump()}, True),
     ],
 )
-def test_efa_is_on_where_the_workers_have_it_and_the_size_reaches_it(
+def test_efa_is_on_where_the_workers_have_it_and_the_size_allows(
     group: str, storage: dict[str, Any], wanted: bool
 ) -> None:
     assert efa_wanted(spec(group, **storage)) is wanted
 
 
-def test_efa_of_a_login_node_counts_for_nothing_and_none_is_wanted_without_a_file_system() -> None:
+def test_efa_of_a_login_node_counts_for_nothing() -> None:
     edits = {"groups.1.instance_type": "c5n.18xlarge", "groups.2.instance_type": "g6e.xlarge"}
     assert not efa_wanted(edited("hyperpod-slurm-p5", {**edits, "storage.lustre": {"throughput_gb_s": 9.6}}))
     assert not efa_wanted(edited("ec2-spot-g6e", {"storage": {}}))
@@ -237,7 +237,7 @@ def test_homes_that_cannot_be_are_found(wish: dict[str, Any], paths: list[str]) 
     assert [one.path.removeprefix("storage.home.") for one in found] == paths
 
 
-def test_a_home_is_what_is_wished_and_without_one_there_is_nothing_to_complain_about() -> None:
+def test_home_is_as_specified_and_none_is_no_problem() -> None:
     plan = home.home(spec_of("ec2", storage={"home": {"capacity_gib": 512, "throughput_mb_s": 321}}))
     assert isinstance(plan, OpenZfsPlan)
     assert (plan.capacity_gib, plan.throughput_mb_s) == (512, 321)

@@ -124,7 +124,7 @@ def test_it_is_plain_ascii_and_fits_ec2_with_everything_on() -> None:
     assert base64.b64decode(encoded(text)).decode() == text
 
 
-def test_what_would_not_fit_or_is_no_ascii_is_refused_in_one_line() -> None:
+def test_what_does_not_fit_or_is_no_ascii_is_one_line() -> None:
     with pytest.raises(UserError, match="too many bytes"):
         script(queue_url="y" * MAX_BYTES)
     with pytest.raises(UserError, match="must be ASCII"):
@@ -147,7 +147,7 @@ def test_a_value_cannot_leave_its_quotes(node: Node) -> None:
     assert not (node.root / "owned").exists()
 
 
-def test_a_node_without_file_systems_learns_its_facts_and_is_ready(node: Node) -> None:
+def test_node_without_file_systems_learns_its_facts_and_is_ready(node: Node) -> None:
     assert node.boot(script(queue_url="https://sqs.us-west-2.amazonaws.com/1/q")) == 0
     facts = json.loads((node.root / "etc/lustrain/node.json").read_text())
     assert (facts["cluster"], facts["group"], facts["efa"]) == ("demo", "train", 32)
@@ -159,7 +159,7 @@ def test_a_node_without_file_systems_learns_its_facts_and_is_ready(node: Node) -
     assert not [call for call in node.calls if call.startswith(("mount ", "modprobe"))]
 
 
-def test_a_count_that_changes_makes_no_new_version_of_the_template() -> None:
+def test_changed_count_makes_no_new_version_of_the_template() -> None:
     assert script(spec(count=4), **LUSTRE) == script(spec(count=5), **LUSTRE)
 
 
@@ -211,7 +211,7 @@ DEAF = "trap '' TERM; while :; do sleep 1; done"
     ],
     ids=["hangs", "fails slowly", "hangs in a function"],
 )
-def test_a_step_that_hangs_or_fails_slowly_ends_with_its_time_and_what_it_began_with_it(
+def test_step_that_hangs_or_fails_slowly_ends_with_its_time(
     tmp_path: Path, command: str, body: str, step: str, outcome: str
 ) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, command: body})
@@ -224,7 +224,7 @@ def test_a_step_that_hangs_or_fails_slowly_ends_with_its_time_and_what_it_began_
     assert "the time of this step is over" in (node.root / "var/log/lustrain-boot.log").read_text()
 
 
-def test_systemd_ends_a_boot_only_after_all_its_steps_had_their_time(node: Node) -> None:
+def test_systemd_ends_a_boot_after_all_steps_had_their_time(node: Node) -> None:
     assert node.boot(script()) == 0
     unit = (node.root / "etc/systemd/system/lustrain-boot.service").read_text()
     (minutes,) = re.findall(r"^TimeoutStartSec=(\d+)min$", unit, re.MULTILINE)
@@ -248,9 +248,7 @@ def test_a_boot_that_systemd_ends_is_a_failed_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"), [("exit 0", "CloudWatch knows"), ("exit 254", "WARNING: CloudWatch does not")]
 )
-def test_a_failed_boot_is_counted_and_stays_what_it_was_where_nobody_counts(
-    tmp_path: Path, answer: str, said: str
-) -> None:
+def test_failed_boot_is_counted_and_stays_failed(tmp_path: Path, answer: str, said: str) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "exit 32", "aws": answer})
     assert node.boot(script(over_tcp(), **LUSTRE)) == 1
     assert [call for call in node.calls if call.startswith("aws ")] == [
@@ -278,9 +276,7 @@ echo 'import os, sys; open(os.environ["CALLS"], "a").write(f"agent {sys.argv[1]}
 
 
 @pytest.mark.parametrize(("ends", "outcome"), [("0", "ready"), ("1", "ready lustre-over-tcp")])
-def test_the_bundles_agent_brings_lnet_up_over_efa_before_anything_mounts(
-    tmp_path: Path, ends: str, outcome: str
-) -> None:
+def test_the_bundles_agent_brings_lnet_up_over_efa_before_mounts(tmp_path: Path, ends: str, outcome: str) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": AGENT_SAYS})
     node.environment["ENDS"] = ends
     assert node.boot(script(**LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0
@@ -339,7 +335,7 @@ def test_the_bundle_is_fetched_and_its_agent_run(tmp_path: Path) -> None:
     assert node.first("aws s3 cp --recursive --only-show-errors s3://b/lifecycle/abc") < node.first(ran)
 
 
-def test_behind_a_proxy_the_boot_has_it_in_its_environment_and_so_does_snapd(tmp_path: Path) -> None:
+def test_boot_and_snapd_have_the_proxy_in_their_environment(tmp_path: Path) -> None:
     proxy = "http://proxy.example.com:3128"
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": f'echo "$https_proxy $no_proxy" >>"$CALLS"; {FETCH}'})
     text = script(spec(network={"proxy": {"http": proxy}}), bundle_uri="s3://b/lifecycle/abc")
@@ -351,7 +347,7 @@ def test_behind_a_proxy_the_boot_has_it_in_its_environment_and_so_does_snapd(tmp
     assert node.first(f"snap set system proxy.http={proxy} proxy.https={proxy}") < node.first("snap install aws-cli")
 
 
-def test_a_later_boot_goes_by_what_the_node_was_told_since_and_asks_nobody(tmp_path: Path) -> None:
+def test_later_boot_goes_by_what_the_node_has_learned_since(tmp_path: Path) -> None:
     """The first boot's script and bundle are of the day when the machine was made; `fab node-tune` may have come since."""
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": FETCH})
     assert node.boot(script(over_tcp(), **LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0
@@ -367,14 +363,14 @@ def test_a_later_boot_goes_by_what_the_node_was_told_since_and_asks_nobody(tmp_p
     assert [call for call in later if call.startswith("mount -t lustre")]
 
 
-def test_a_later_boot_of_a_node_that_never_got_its_agent_fetches_the_bundle_again(tmp_path: Path) -> None:
+def test_later_boot_of_a_node_without_agent_fetches_bundle_again(tmp_path: Path) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": FETCH})
     assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
     assert node.reboot() == 0
     assert [call.split()[0] for call in node.calls if call.startswith(("boot", "aws"))] == ["aws", "boot"] * 2
 
 
-def test_the_node_agent_finds_the_module_options_as_it_would_write_them(node: Node) -> None:
+def test_node_agent_sees_the_module_options_as_it_writes_them(node: Node) -> None:
     """Both write the file: the first boot before the modules are loaded, the agent whenever it runs."""
     wanted = over_tcp()
     assert node.boot(script(wanted, **LUSTRE)) == 0

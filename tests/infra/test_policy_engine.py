@@ -23,7 +23,7 @@ def reported(said: str) -> set[str]:
     return set(re.findall(r"\[mandatory\]\s+(POL-\d{3})", said))
 
 
-def test_a_program_with_every_fault_is_stopped_with_every_rule_named(engine_aws: LocalAws, tmp_path: Path) -> None:
+def test_program_with_every_fault_is_stopped_by_every_rule(engine_aws: LocalAws, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "bad", "test", engine_aws.environment, program=HERE / "planted_bad")
     with pytest.raises(EngineError) as stopped:
         engine("preview", "--policy-pack", str(PACK))

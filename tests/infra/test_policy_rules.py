@@ -344,7 +344,7 @@ def codes(resources: list[Resource]) -> set[str]:
     return {line.split(":")[0] for line in violations(resources)}
 
 
-def test_every_rule_has_a_code_of_its_own_and_samples_of_both_kinds() -> None:
+def test_every_rule_has_its_own_code_and_both_kinds_of_samples() -> None:
     assert len(set(CODES)) == len(CODES)
     assert set(CODES) == set(BAD) == set(GOOD)
 
@@ -369,12 +369,12 @@ NOT_ABOUT_VALUES = {"POL-003", "POL-004", "POL-009", "POL-010", "POL-011", "POL-
 
 
 @pytest.mark.parametrize(("code", "resources"), [case for case in cases(BAD) if case.values[0] not in NOT_ABOUT_VALUES])
-def test_what_a_preview_does_not_know_is_not_held_against_a_resource(code: str, resources: list[Resource]) -> None:
+def test_what_a_preview_does_not_know_does_not_count_against_it(code: str, resources: list[Resource]) -> None:
     unknown = [replace(one, props=NothingKnown()) for one in resources]
     assert code not in codes(unknown)
 
 
-def test_a_message_names_the_resource_and_the_fix_and_rules_say_where_aws_says_so() -> None:
+def test_message_names_resource_and_fix_rules_name_their_source() -> None:
     (line,) = violations([of("queue", sqsManagedSseEnabled=False)])
     assert line.startswith("POL-013: aws:sqs/queue:Queue sqs/queue:Queue ")
     assert line.endswith("; fix: sqs_managed_sse_enabled=True")

@@ -146,7 +146,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
 ]
 
 
-def test_zones_in_another_order_would_move_subnets_under_their_nodes() -> None:
+def test_zones_in_another_order_would_move_subnets_of_nodes() -> None:
     def cluster(*zones: str) -> Any:
         more = {"instance_type": "g6e.8xlarge", "count": 1}
         return spec_of(
@@ -165,13 +165,13 @@ def test_unchanged_file_system_is_not_judged() -> None:
     assert changes(SPOT, {}, edits) == []
 
 
-def test_another_existing_role_is_for_new_nodes_on_ec2_and_replaces_hyperpods() -> None:
+def test_other_existing_role_is_for_new_nodes_or_hyperpods() -> None:
     before, after = {"access.node_role": NODE_ROLE}, {"access.node_role": f"{NODE_ROLE}2"}
     for stack, effect in ((SPOT, Effect.NEW_NODES), (SLURM, Effect.REPLACES_NODES)):
         assert {(one.effect, one.path) for one in changes(stack, after, before)} == {(effect, "access.node_role")}
 
 
-def test_existing_eks_cluster_gets_addons_in_place_and_keeps_its_version() -> None:
+def test_existing_eks_cluster_gets_addons_and_keeps_its_version() -> None:
     other = {**JOINED, "eks.existing.name": "other"}
     assert [(one.effect, one.path) for one in changes(EKS, other, JOINED)] == [
         (Effect.REPLACES_CLUSTER, "eks.existing.name")
@@ -205,7 +205,7 @@ def test_an_effect_has_a_case_here() -> None:
     assert {case[2] for case in CASES} == set(Effect)
 
 
-def test_a_group_with_efa_that_turns_the_file_systems_efa_on_is_refused() -> None:
+def test_group_that_turns_the_file_systems_efa_on_is_refused() -> None:
     before = {"storage.lustre": {"throughput_gb_s": 4.8}, "groups.0.instance_type": "g6e.4xlarge"}
     found = changes(SPOT, {"groups.0.instance_type": "g6e.48xlarge"}, before)
     assert "storage.lustre.efa" in {change.path for change in refused(found)}
@@ -281,7 +281,7 @@ def test_a_harmless_update_is_not_refused() -> None:
     assert refused(changes(SPOT, {"groups.0.count": 9, "alarms.emails": ["new@example.com"]})) == []
 
 
-def test_another_tuning_is_a_small_change_that_names_what_brings_running_nodes_along() -> None:
+def test_another_tuning_is_a_small_change_with_the_way_for_nodes() -> None:
     before = {"tuning": {"settings": {"a": "1", "b": "on", "c": "on"}}}
     found = changes(SPOT, {"tuning": {"settings": {"a": 2, "b": True}}}, before)
     assert refused(found) == []
@@ -308,7 +308,7 @@ OLDER: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Effect, str]]]] = [
 
 
 @pytest.mark.parametrize(("told", "edits", "expected"), OLDER)
-def test_an_older_stack_had_the_defaults_of_its_time_and_a_version_moves_only_where_it_is_named(
+def test_older_stack_keeps_defaults_until_a_version_is_named(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], edits: dict[str, Any], expected: list[tuple[Effect, str]]
 ) -> None:
     values = config(EKS)["lustrain:cluster"]

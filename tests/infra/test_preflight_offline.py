@@ -54,7 +54,7 @@ PREFIXES = st.integers(0, 32).flatmap(
 @given(PREFIXES)
 @example(IPv4Network("0.0.0.0/0"))
 @example(IPv4Network("8.0.0.0/7"))
-def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_kubernetes_api(
+def test_the_policy_pack_agrees_on_ranges_for_the_kubernetes_api(
     block: IPv4Network,
 ) -> None:
     spec = EXAMPLE.model_copy(update={"eks": Eks(public_access_cidrs=(str(block),))})
@@ -67,14 +67,14 @@ def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_k
 @settings(deadline=None)
 @given(PREFIXES)
 @example(IPv4Network("0.0.0.0/0"))
-def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_nodes(block: IPv4Network) -> None:
+def test_the_policy_pack_agrees_on_ranges_for_the_nodes(block: IPv4Network) -> None:
     spec = spec_of(SPOT, {"network.allow_from": [str(block)]})
     refused = [one for code in ("NET-021", "NET-022") for one in OFFLINE[code].check(Context(spec))]
     kind = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
     assert refused or not list(open_to_the_world(Resource(kind, {"cidrIpv4": str(block)})))
 
 
-def test_what_eks_refuses_cannot_be_suppressed_nor_a_public_endpoint_asked_for_without_ranges() -> None:
+def test_what_eks_refuses_cannot_be_suppressed() -> None:
     suppress = [{"code": "EKS-008", "reason": "our office is in there"}]
     findings = run_offline(
         spec_of(EKS, {"eks.public_access_cidrs": ["10.0.0.0/8"], "suppress": suppress}), place(EKS), NOW
@@ -84,7 +84,7 @@ def test_what_eks_refuses_cannot_be_suppressed_nor_a_public_endpoint_asked_for_w
         spec_of(EKS, {"eks.public_endpoint": True})
 
 
-def test_a_group_that_karpenter_fills_starts_empty_and_nothing_is_said() -> None:
+def test_group_that_karpenter_fills_starts_empty_without_warning() -> None:
     edits = {"eks.karpenter": True, "groups.1.count": 0, "groups.1.capacity": GONE}
     edits["eks.public_access_cidrs"] = ["52.95.4.7/32"]
     assert run_offline(spec_of(EKS, edits), place(EKS), NOW) == []
@@ -166,13 +166,13 @@ def test_all_mistakes_are_told_at_once_errors_first() -> None:
     assert [finding.level for finding in findings] == sorted(finding.level for finding in findings)
 
 
-def test_a_suppressed_finding_is_silent_and_the_suppression_is_not_complained_about() -> None:
+def test_suppressed_finding_and_its_suppression_are_silent() -> None:
     suppress = [{"code": "BUD-001", "reason": "the department watches the bill"}]
     assert run_offline(spec_of(SPOT, {"budget": GONE, "suppress": suppress}), place(SPOT), NOW) == []
 
 
 @pytest.mark.slow
-def test_a_silenced_rule_that_aws_holds_to_is_told_with_what_aws_refuses() -> None:
+def test_silenced_rule_that_aws_holds_to_shows_what_aws_refuses() -> None:
     """With the suppression of each mistake in turn: its own line is gone, and it is told where AWS would say no."""
     reason = "we know better"
     for mistake in MISTAKES:
@@ -227,7 +227,7 @@ MOUNTS = {
 }
 
 
-def test_a_file_system_is_mounted_where_it_hides_nothing_that_a_node_needs() -> None:
+def test_file_system_is_mounted_where_it_hides_nothing_needed() -> None:
     for path, whose in MOUNTS.items():
         for key, code in (("storage.lustre", "FSX-008"), ("storage.home", "FSX-009")):
             spec = spec_of(SPOT, {f"{key}.mount_path": path})
@@ -236,7 +236,7 @@ def test_a_file_system_is_mounted_where_it_hides_nothing_that_a_node_needs() -> 
 
 
 @pytest.mark.parametrize(("path", "told"), [("/fsxdata", False), ("/data/fsx", False), ("/fsx/a/b", True)])
-def test_only_a_folder_that_begins_with_the_mount_path_repeats_it(path: str, told: bool) -> None:
+def test_only_a_folder_that_begins_with_mount_path_repeats_it(path: str, told: bool) -> None:
     hits = OFFLINE["DRA-011"].check(Context(spec_of(SPOT, {"storage.lustre.associations.0.path": path})))
     assert [f"/fsx{path}" in one.why and "write /a/b," in one.fix for one in hits] == ([True] if told else [])
 
@@ -302,7 +302,7 @@ def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -
         ("1.35", "STANDARD", "2027-03-26", "EKS-010 error, ended on 2027-03-27, when HyperPod takes it"),
     ],
 )
-def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said(
+def test_more_is_said_once_a_kubernetes_versions_support_ends(
     version: str, policy: str, last_second: str, then: str
 ) -> None:
     """The day begins in UTC, wherever one sits: https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html."""
@@ -318,14 +318,14 @@ def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said
     assert line not in said(before)
 
 
-def test_a_version_whose_standard_support_has_ended_as_well_is_not_recommended() -> None:
+def test_version_out_of_standard_support_is_not_recommended() -> None:
     """Support of 1.35, the last that HyperPod takes, ended the day before."""
     spec = spec_of(EKS, {"eks.version": "1.33", "eks.upgrade_policy": "STANDARD"})
     (hit,) = OFFLINE["EKS-010"].check(Context(spec, now=datetime(2027, 3, 28, tzinfo=UTC)))
     assert "set a newer one when HyperPod takes it" in hit.fix
 
 
-def test_a_newer_version_than_the_calendar_is_left_to_hyperpods_list() -> None:
+def test_version_newer_than_calendar_is_left_to_hyperpods_list() -> None:
     found = run_offline(spec_of(EKS, {"eks.version": "1.41"}), place(EKS), NOW)
     assert [(one.code, one.level) for one in found if one.code != "EKS-031"] == [("EKS-003", "error")]
 
@@ -347,14 +347,12 @@ def test_a_reservation_in_another_zone_says_nothing_of_this_one() -> None:
     ],
     ids=["Local Zone", "zone of old accounts", "region not asked", "region without a list", "plain type", "reserved"],
 )
-def test_nothing_is_said_where_the_lists_know_nothing_or_the_user_knows_better(
-    edits: dict[str, Any], at: Place
-) -> None:
+def test_nothing_is_said_where_lists_are_silent_or_user_knows(edits: dict[str, Any], at: Place) -> None:
     found = {one.code for one in run_offline(spec_of(SPOT, edits), at, NOW)}
     assert not found & {"NET-020", "EC2-020"}
 
 
-def test_an_image_of_ones_own_ends_the_questions_about_the_default_one() -> None:
+def test_image_of_ones_own_ends_questions_about_the_default_one() -> None:
     edits = {"groups.0.instance_type": "hpc7a.96xlarge", "network.closed": True}
     (hit,) = [one for one in run_offline(spec_of(SPOT, edits), place(SPOT), NOW) if one.code == "EC2-021"]
     assert "the AWS CLI, EFA's driver, the NFS client and the Lustre client" in hit.why
@@ -362,6 +360,6 @@ def test_an_image_of_ones_own_ends_the_questions_about_the_default_one() -> None
     assert not {one.code for one in run_offline(spec_of(SPOT, mine), place(SPOT), NOW)} & {"EC2-021", "EC2-022"}
 
 
-def test_without_a_place_the_rules_about_places_are_silent_and_that_is_said() -> None:
+def test_without_a_place_its_rules_are_silent_and_that_is_said() -> None:
     found = run_offline(spec_of(SPOT, {"zone_id": "usw2-az1"}), None, NOW)
     assert [(one.code, one.level, one.path) for one in found] == [("CFG-013", "warning", "aws:region")]

@@ -156,7 +156,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal: None) -> None:
+def test_page_in_place_of_answer_is_one_line_and_never_printed(portal: None) -> None:
     with pytest.raises(
         UserError, match=r"an HTML page \(status 200\) came in place of an answer to GetCallerId"
     ) as caught:
@@ -181,7 +181,7 @@ def test_a_page_as_the_message_of_an_error_is_not_printed(code: str) -> None:
     assert all("an HTML page" in one and "<" not in one for one in found)
 
 
-def test_spot_prices_are_those_of_the_last_days_whatever_day_the_rules_are_asked_about() -> None:
+def test_spot_prices_are_of_the_last_days_whatever_the_rules_day() -> None:
     """AWS has no prices of next year."""
 
     class Recorder:
@@ -241,7 +241,7 @@ class OnlyZones:
         return getattr(DOWN.ec2, name)
 
 
-def test_all_rules_are_asked_with_the_account_of_the_credentials_and_no_answer_is_lost() -> None:
+def test_all_rules_see_credentials_account_and_lose_no_answer() -> None:
     me = {"Arn": "arn:aws:iam::210987654321:user/me"}
     clients: dict[str, Any] = {"sts": aws_that_says([("sts", "get_caller_identity", me)]).sts, "ec2": OnlyZones()}
     aws = Aws(place(SLURM).region, lambda service: clients.get(service, DOWN.ec2))
@@ -265,7 +265,7 @@ def test_the_regions_are_those_of_botocore() -> None:
     assert known == regions()
 
 
-def test_a_rule_without_an_answer_in_time_is_unknown_and_the_others_are_not_lost() -> None:
+def test_rule_without_a_timely_answer_is_unknown_others_stay() -> None:
     waiting = threading.Event()
 
     class Slow:
@@ -293,7 +293,7 @@ def test_a_rule_without_an_answer_in_time_is_unknown_and_the_others_are_not_lost
         ("", "credentials"),
     ],
 )
-def test_credentials_that_are_refused_or_missing_are_one_line_with_a_fix(code: str, word: str) -> None:
+def test_refused_or_missing_credentials_are_one_line_with_a_fix(code: str, word: str) -> None:
     aws = aws_that_says([("sts", "get_caller_identity", code)]) if code else broken(NoCredentialsError())
     with pytest.raises(UserError, match=word) as caught:
         whoami(aws)
@@ -340,7 +340,7 @@ def test_the_types_that_hyperpod_takes_are_those_of_its_api() -> None:
 
 
 @pytest.mark.slow
-def test_against_the_embedded_aws_every_rule_ends_and_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_ends_against_the_embedded_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalAws() as local:
         for name, value in local.environment.items():
             monkeypatch.setenv(name, value)

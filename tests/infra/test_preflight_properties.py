@@ -183,7 +183,7 @@ def test_no_rule_raises_and_each_finding_is_one_line(spec: ClusterSpec, place: P
 
 @LOOSE
 @given(specs())
-def test_what_a_planner_complains_about_is_a_finding_with_the_code_that_it_names(spec: ClusterSpec) -> None:
+def test_planners_complaint_is_a_finding_with_the_code_it_names(spec: ClusterSpec) -> None:
     place = Place("us-east-1", "123456789012")
     told = set(run_offline(spec.model_copy(update={"suppress": ()}), place, NOW))
     lustre = spec.storage.lustre
@@ -203,7 +203,7 @@ def test_what_a_planner_complains_about_is_a_finding_with_the_code_that_it_names
 
 @LOOSE
 @given(specs(), specs())
-def test_explaining_never_raises_and_equal_specs_differ_in_nothing(old: ClusterSpec, new: ClusterSpec) -> None:
+def test_explaining_never_raises_and_equal_specs_do_not_differ(old: ClusterSpec, new: ClusterSpec) -> None:
     changes = explain(old, new)
     assert all("\n" not in change.line() for change in changes)
     assert set(refused(changes)) <= set(changes)

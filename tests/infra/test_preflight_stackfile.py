@@ -37,9 +37,7 @@ def test_region_and_cluster_are_read_as_pulumi_reads_them(folder: Path) -> None:
     assert (stack.region, stack.spec.name, stackfile.stacks(folder)) == ("us-east-1", "rehearsal", ["mine"])
 
 
-def test_the_environment_names_the_region_where_the_file_does_not(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_names_the_region_where_the_file_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = config("rehearsal")
     del values["aws:region"]
     write(folder, "mine", values)
@@ -72,7 +70,7 @@ def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_keys_that_stand_in_several_tables_or_come_from_an_anchor_are_not_twice(folder: Path) -> None:
+def test_keys_of_several_tables_or_an_anchor_are_not_duplicates(folder: Path) -> None:
     text = "lustrain:cluster: {a: &x {b: 1, c: 2}, d: [{b: 1}, {<<: *x, b: 3}, *x], e: &loop [*loop]}"
     (folder / "spec.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="unknown key") as caught:
@@ -124,7 +122,7 @@ def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -
         ("aws-native:region", ""),
     ],
 )
-def test_a_key_that_nothing_reads_is_told_and_those_of_other_providers_are_not(
+def test_unread_key_is_reported_another_providers_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, fix: str
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")

@@ -46,14 +46,14 @@ def test_all_example_stacks_pass() -> None:
     assert all(f"{stack}:" in done.stdout for stack in STACKS)
 
 
-def test_what_is_planned_comes_with_the_rule_that_decided_it_unless_it_cannot_be() -> None:
+def test_what_is_planned_comes_with_the_rule_that_decided_it() -> None:
     done = fab("preflight", "--stack", "hyperpod-slurm-p5")
     planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: EFA at 1000 MB/s/TiB comes in steps of 4800"
     assert planned in done.stdout
     assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.stdout
 
 
-def test_preflight_ends_with_the_first_command_where_a_plain_update_would_fail(
+def test_preflight_ends_with_first_command_where_up_would_fail(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for stack, there in (("hyperpod-eks-g6e-spot", True), ("rehearsal", False)):
@@ -166,7 +166,7 @@ def deployed(tmp_path: Path, outputs: dict[str, Any]) -> str:
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
-def test_the_deployed_spec_comes_from_the_stacks_outputs_and_edited_scripts_are_announced(tmp_path: Path) -> None:
+def test_deployed_spec_comes_from_outputs_with_edited_scripts(tmp_path: Path) -> None:
     spec, sha = config("rehearsal")["lustrain:cluster"], bundle(spec_of("rehearsal", {})).sha
     outputs = {"spec": spec, "bundle": sha}
     done = fab(*EXPLAIN, PATH=deployed(tmp_path, outputs))
@@ -199,7 +199,7 @@ def test_what_an_existing_role_of_the_nodes_needs_is_printed() -> None:
     assert "RunsReadWrite" in {one["Sid"] for one in needed["policy"]["Statement"]}
 
 
-def test_policy_of_another_role_is_printed_and_a_wrong_one_lists_them() -> None:
+def test_policy_of_another_role_is_printed_a_wrong_one_lists() -> None:
     asked = ("node-policy", "--stack", "hyperpod-eks-g6e-spot", "--account", "123456789012", "--role")
     needed = json.loads(fab(*asked, "eks-cluster").stdout)
     assert needed["managed"] == ["arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"]
@@ -224,7 +224,7 @@ def test_the_list_names_every_rule() -> None:
     assert codes == sorted(codes)
 
 
-def test_without_an_endpoint_all_questions_are_one_line_and_the_exit_code_says_so(
+def test_without_an_endpoint_all_questions_are_one_line_and_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")

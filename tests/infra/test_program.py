@@ -50,7 +50,7 @@ def test_a_stack_without_a_cluster_is_told_where_to_begin(engine_aws: LocalAws, 
 
 
 @pytest.mark.slow
-def test_without_an_engine_the_rehearsal_has_what_it_needs_and_says_what_it_lacks(
+def test_without_an_engine_the_rehearsal_says_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(provision, "engine_missing", lambda: "pulumi is not on PATH")
@@ -67,5 +67,5 @@ def test_without_an_engine_the_rehearsal_has_what_it_needs_and_says_what_it_lack
     assert (made.engine, made.stable) == (None, False)
 
 
-def test_every_example_stack_is_one_of_the_three_backends_and_all_three_are_shown() -> None:
+def test_every_example_has_a_backend_and_all_three_are_shown() -> None:
     assert {example(stack).backend for stack in EXAMPLES} == {"ec2", "hyperpod-slurm", "hyperpod-eks"}

@@ -37,7 +37,7 @@ def test_a_time_in_gos_spelling_is_the_time_that_was_written(written: str, meant
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_the_example_stacks_read_the_same_after_pulumi_has_rewritten_them(tmp_path: Path, stack: str) -> None:
+def test_the_example_stacks_read_the_same_after_pulumis_rewrite(tmp_path: Path, stack: str) -> None:
     require(not engine_missing(), engine_missing())
     engine = Engine(tmp_path / "pulumi", stack, {})
     assert "encryptionsalt" in engine.config_file.read_text(encoding="utf-8"), "the engine has written the file"

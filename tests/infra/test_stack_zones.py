@@ -18,7 +18,7 @@ def declared(stack: str, **edits: Any) -> Registered:
 
 
 @pytest.mark.slow
-def test_a_gang_on_ec2_lies_in_the_subnet_of_its_zone_and_is_told_it() -> None:
+def test_group_on_ec2_lies_in_subnet_of_its_zone_and_knows_it() -> None:
     made = declared(SPOT, **ZONE)
     zones = {name: one["availabilityZoneId"] for name, one in made.of("aws:ec2/subnet:Subnet").items()}
     (there,) = [name for name, zone in zones.items() if zone == "use1-az2"]
@@ -29,14 +29,14 @@ def test_a_gang_on_ec2_lies_in_the_subnet_of_its_zone_and_is_told_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_gang_in_a_zone_of_an_existing_network_lies_in_the_subnet_that_is_named_for_it() -> None:
+def test_zone_group_in_an_existing_network_lies_in_named_subnet() -> None:
     there = {**EXISTING, "zone_subnet_ids": {"use1-az2": "subnet-0fedcba9876543210"}}
     (node_group,) = declared(SPOT, **ZONE, **{"network.existing": there}).of("aws:autoscaling/group:Group").values()
     assert node_group["vpcZoneIdentifiers"] == ["subnet-0fedcba9876543210"]
 
 
 @pytest.mark.slow
-def test_a_hyperpod_group_overrides_the_clusters_subnet_and_keeps_its_security_group() -> None:
+def test_hyperpod_group_overrides_subnet_not_the_security_group() -> None:
     made = declared(SLURM, **{"groups.1.zone_id": "usw2-az3"})
     (cluster,) = made.of("aws:cloudcontrol/resource:Resource").values()
     state = json.loads(cluster["desiredState"])

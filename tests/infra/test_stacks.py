@@ -62,7 +62,7 @@ def test_the_cluster_output_reads_back_and_names_what_is_there(lives: Lives, sta
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_nodes_talk_to_themselves_and_nobody_comes_in_from_outside(lives: Lives, stack: str) -> None:
+def test_nodes_reach_each_other_and_no_one_comes_in_from_outside(lives: Lives, stack: str) -> None:
     live = lives(stack)
     made = live.of_type("aws:ec2/securityGroup:SecurityGroup")
     filters = [{"Name": "group-id", "Values": [one["id"] for one in made]}]
@@ -80,7 +80,7 @@ def test_nodes_talk_to_themselves_and_nobody_comes_in_from_outside(lives: Lives,
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_buckets_end_half_uploads_refuse_plain_http_and_are_closed(lives: Lives, stack: str) -> None:
+def test_buckets_end_half_uploads_refuse_http_and_are_closed(lives: Lives, stack: str) -> None:
     live = lives(stack)
     s3 = live.client("s3")
     for plan in buckets(live.spec, place(stack)):
@@ -111,7 +111,7 @@ def test_hyperpod_runs_the_planned_groups(lives: Lives, stack: str) -> None:
 
 
 @pytest.mark.parametrize("stack", [stack for stack in HYPERPOD if example(stack).backend == "hyperpod-eks"])
-def test_the_control_plane_comes_before_the_nodes_and_answers_the_named_ranges(lives: Lives, stack: str) -> None:
+def test_the_control_plane_comes_first_and_answers_named_ranges(lives: Lives, stack: str) -> None:
     live = lives(stack)
     assert "aws:eks/cluster:Cluster" in live.without_nodes
     assert "aws:cloudcontrol/resource:Resource" not in live.without_nodes
@@ -122,7 +122,7 @@ def test_the_control_plane_comes_before_the_nodes_and_answers_the_named_ranges(l
 
 
 @pytest.mark.parametrize("stack", [stack for stack in EC2 if example(stack).groups[0].capacity.mode == "spot"])
-def test_a_recommendation_for_a_node_arrives_in_the_clusters_queue(lives: Lives, stack: str) -> None:
+def test_recommendation_for_a_node_arrives_in_the_clusters_queue(lives: Lives, stack: str) -> None:
     live = lives(stack)
     names = list(live.cluster.nodes.auto_scaling_groups)
     (group,) = live.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]

@@ -246,7 +246,7 @@ def test_another_security_group_of_the_file_system_is_refused(courses: Courses, 
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_the_end_leaves_what_holds_data_or_money_and_what_that_stands_on(courses: Courses, stack: str) -> None:
+def test_the_end_leaves_what_holds_data_or_money_and_its_base(courses: Courses, stack: str) -> None:
     course, spec = courses(stack), example(stack)
     expected = {"aws:s3/bucket:Bucket"}
     if spec.storage.lustre:

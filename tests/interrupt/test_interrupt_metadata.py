@@ -125,14 +125,14 @@ def test_a_spot_notice_is_seen_with_its_time(imds: LocalMetadata) -> None:
         *((off, None, left_s) for off, left_s in ((0.0, 90.0), (HOUR, 0.0), (-HOUR, 120.0))),
     ],
 )
-def test_the_time_remaining_is_the_services_or_without_its_date_the_local_clocks_within_two_minutes(
+def test_the_time_remaining_is_the_services_or_the_local_clocks(
     local_off_s: float, server_time: float | None, expected: float
 ) -> None:
     assert spot_deadline(IN_90_S, Response(200, "", NOW, server_time), STARTED + local_off_s) == NOW + expected
 
 
 @pytest.mark.parametrize(("when", "deadline"), [("shortly", None), (IN_90_S, NOW + 90)])
-def test_a_spot_notice_without_a_date_or_a_time_that_can_be_read_is_a_notice(when: str, deadline: float | None) -> None:
+def test_spot_notice_without_a_readable_time_is_a_notice(when: str, deadline: float | None) -> None:
     with Scripted({SPOT_PATH: f'{{"action": "stop", "time": "{when}"}}'}).serving() as environ:
         metadata, _ = poller(environ)
         assert metadata.poll() == Notice("spot", f"stop at {when}", deadline)
@@ -158,7 +158,7 @@ def test_a_rebalance_recommendation_counts_only_by_option(imds: LocalMetadata) -
     assert (notice.source, notice.deadline) == ("rebalance", None)
 
 
-def test_a_recommendation_from_before_the_start_stops_nothing_and_is_told_once(imds: LocalMetadata) -> None:
+def test_recommendation_from_before_the_start_stops_nothing(imds: LocalMetadata) -> None:
     """It stays with the instance: a launcher that starts exit code 85 again would restore and stop forever."""
     imds.rebalance()
     restarted, warnings = poller(imds.environment, rebalance=True)
@@ -167,7 +167,7 @@ def test_a_recommendation_from_before_the_start_stops_nothing_and_is_told_once(i
     assert "rebalance was recommended before this start" in warnings[0]
 
 
-def test_auto_scaling_gives_notice_when_the_target_state_is_terminated(imds: LocalMetadata) -> None:
+def test_auto_scaling_gives_notice_when_the_target_is_terminated(imds: LocalMetadata) -> None:
     metadata, warnings = poller(imds.environment)
     imds.lifecycle_state("InService")
     assert metadata.poll() is None
@@ -179,7 +179,7 @@ def test_auto_scaling_gives_notice_when_the_target_state_is_terminated(imds: Loc
     assert warnings == []
 
 
-def test_of_several_notices_the_one_with_a_deadline_is_reported_and_stays_when_the_service_falls_silent(
+def test_of_several_notices_the_one_with_a_deadline_stays(
     imds: LocalMetadata,
 ) -> None:
     imds.lifecycle_state("Terminated")
@@ -192,7 +192,7 @@ def test_of_several_notices_the_one_with_a_deadline_is_reported_and_stays_when_t
     assert metadata.poll() is notice
 
 
-def test_a_token_serves_many_polls_and_an_expired_one_is_renewed_without_missing_a_notice(imds: LocalMetadata) -> None:
+def test_token_serves_many_polls_its_renewal_misses_no_notice(imds: LocalMetadata) -> None:
     metadata, warnings = poller(imds.environment)
     for _ in range(5):
         assert metadata.poll() is None
@@ -213,7 +213,7 @@ def test_a_token_is_renewed_before_its_time_is_over(imds: LocalMetadata) -> None
     assert imds.requests[TOKEN_PATH] == 2
 
 
-def test_a_failing_service_is_one_warning_and_no_notice_and_is_asked_again(imds: LocalMetadata) -> None:
+def test_failing_metadata_service_is_one_warning_and_no_notice(imds: LocalMetadata) -> None:
     metadata, warnings = poller(imds.environment)
     imds.spot_notice()
     imds.fail(4, status=503)
@@ -242,7 +242,7 @@ def test_a_service_that_is_not_there_is_one_warning(imds: LocalMetadata, variabl
 
 
 @pytest.mark.slow
-def test_a_service_that_never_answers_is_waited_for_shortly_and_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_never_answers_is_one_warning_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.interrupt.metadata.TIMEOUT_S", 0.2)
     with Scripted({}, hangs=True).serving() as environ:
         metadata, warnings = poller(environ)
@@ -251,7 +251,7 @@ def test_a_service_that_never_answers_is_waited_for_shortly_and_is_one_warning(m
         assert "hop limit" not in warnings[0]
 
 
-def test_a_token_that_never_arrives_while_other_answers_do_points_at_the_hop_limit() -> None:
+def test_token_that_alone_never_arrives_points_at_the_hop_limit() -> None:
     with Scripted({}, dropped="PUT").serving() as environ:
         metadata, warnings = poller(environ)
         assert metadata.poll() is None
@@ -314,7 +314,7 @@ def test_the_watch_sees_a_notice_within_a_poll_or_two(imds: LocalMetadata) -> No
     assert "warning" not in events
 
 
-def test_a_stop_file_without_a_deadline_gives_way_to_a_spot_notice_with_one(imds: LocalMetadata, tmp_path: Any) -> None:
+def test_stop_file_without_a_deadline_gives_way_to_a_spot_notice(imds: LocalMetadata, tmp_path: Any) -> None:
     stop = tmp_path / "STOP"
     config = InterruptConfig(metadata=True, poll_s=0.02, stop_uri=str(stop))
     with NoticeWatcher(config, environ=imds.environment) as watch:
@@ -326,7 +326,7 @@ def test_a_stop_file_without_a_deadline_gives_way_to_a_spot_notice_with_one(imds
         assert wait_for(watch).source == "spot"
 
 
-def test_only_local_rank_0_asks_the_service_and_only_rank_0_looks_for_the_stop_file(
+def test_only_local_rank_0_polls_and_only_rank_0_reads_stop_file(
     imds: LocalMetadata, tmp_path: Any, polls: threading.Semaphore
 ) -> None:
     (tmp_path / "STOP").touch()

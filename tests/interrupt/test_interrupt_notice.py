@@ -35,7 +35,7 @@ def events() -> tuple[list[tuple[str, dict[str, Any]]], Any]:
 
 
 @given(st.lists(notices))
-def test_the_first_of_the_notices_with_the_least_time_left_is_kept(arrivals: list[Notice | None]) -> None:
+def test_first_of_the_notices_with_the_least_time_left_is_kept(arrivals: list[Notice | None]) -> None:
     kept: Notice | None = None
     for notice in arrivals:
         kept = nearer(kept, notice)
@@ -44,7 +44,7 @@ def test_the_first_of_the_notices_with_the_least_time_left_is_kept(arrivals: lis
     assert kept == (min(real, key=time_left) if real else None)
 
 
-def test_the_time_remaining_is_never_negative_and_unknown_stays_unknown() -> None:
+def test_the_time_remaining_is_never_negative_and_may_be_unknown() -> None:
     assert Notice("spot", "", 100.0).remaining(70.0) == 30.0
     assert Notice("spot", "", 100.0).remaining(170.0) == 0.0
     assert Notice("spot", "", None).remaining(1.0) is None
@@ -89,7 +89,7 @@ def test_a_notice_names_the_node_and_when_it_ends() -> None:
     assert Notice("signal", "SIGTERM", None).fields()["deadline"] is None
 
 
-def test_each_node_that_aws_takes_away_is_announced_once_and_other_notices_once_in_all() -> None:
+def test_each_node_that_aws_takes_is_announced_once() -> None:
     seen, on_event = events()
     watch = NoticeWatcher(InterruptConfig(), on_event=on_event)
     spot = Notice("spot", "terminate", None, "i-0").fields()
@@ -119,7 +119,7 @@ def test_every_time_with_a_zone_is_read_exactly(moment: datetime, offset_minutes
 @pytest.mark.parametrize(
     "text", ["", "tomorrow", "2026-12-01", "2026-12-01T11:30:00", "2026-13-01T11:30:00Z", "1764588600"]
 )
-def test_a_deadline_without_a_time_or_a_zone_is_refused_by_the_config(text: str) -> None:
+def test_deadline_without_a_time_or_a_zone_is_refused(text: str) -> None:
     with pytest.raises(
         ValidationError, match=r"(is not a time|has no time zone); allowed: a time with its zone"
     ) as caught:
@@ -149,7 +149,7 @@ LONG = ["/tmp/{}", "absent/{}", "{}/stop", "s3://bucket/{}", "a/" * 2100 + "stop
         ("s3://stop--use1-az4--x-s3/stop", "is a directory bucket"),
     ],
 )
-def test_a_stop_uri_that_can_never_be_looked_up_is_a_config_problem(uri: str, why: str) -> None:
+def test_stop_uri_that_can_never_be_read_is_a_config_problem(uri: str, why: str) -> None:
     (line,) = config_problems(InterruptConfig(stop_uri=uri))
     assert line.startswith(f"interrupt.stop_uri = '{uri[:40]}")
     assert why in line
@@ -187,7 +187,7 @@ def test_a_deadline_that_has_passed_gives_notice_at_once() -> None:
     assert notice.remaining(50.0) == 0.0
 
 
-def test_a_deadline_waits_for_a_clock_that_does_not_tell_the_time_yet_and_then_trusts_it() -> None:
+def test_deadline_waits_for_a_clock_that_is_not_set_yet() -> None:
     told: list[float | None] = [None, None, 500_000.0]
     end = datetime.fromtimestamp(500_060, UTC).isoformat()
     deadline = Deadline(
@@ -197,7 +197,7 @@ def test_a_deadline_waits_for_a_clock_that_does_not_tell_the_time_yet_and_then_t
     assert [deadline.poll() for _ in range(4)] == [None, None, ends, ends]
 
 
-def test_a_deadline_falls_back_to_the_local_clock_where_the_store_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_falls_back_to_local_clock_without_store_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable() -> float:
         raise StorageError("the store does not answer")
 
@@ -223,7 +223,7 @@ def test_a_stop_file_is_noticed_when_it_appears(tmp_path: Path) -> None:
     assert seen == []
 
 
-def test_trouble_with_the_stop_file_is_said_once_per_outage_and_a_few_times_at_most(tmp_path: Path) -> None:
+def test_trouble_with_the_stop_file_is_said_once_per_outage(tmp_path: Path) -> None:
     seen, on_event = events()
     loop = tmp_path / "loop"
     stop = StopFile(str(loop / "STOP"), on_event)

@@ -67,7 +67,7 @@ say(notice.source, notice.detail, began + 77 <= notice.deadline <= time.monotoni
 
 
 @pytest.mark.slow
-def test_a_second_sigterm_during_the_save_neither_kills_nor_changes_the_notice() -> None:
+def test_second_sigterm_in_a_save_kills_and_changes_nothing() -> None:
     body = """
 watch = NoticeWatcher(InterruptConfig(poll_s=0.05))
 watch.start()
@@ -110,7 +110,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.slow
-def test_the_grace_counts_from_the_arrival_even_if_the_main_thread_is_deep_in_native_code() -> None:
+def test_the_grace_counts_from_the_arrival_even_in_native_code() -> None:
     body = """
 import ctypes, threading
 libc = ctypes.CDLL(None)
@@ -135,7 +135,7 @@ say(watch.notice().deadline <= time.monotonic() + 100)
         assert line(process) == "True"
 
 
-def test_a_ctrl_c_soon_after_the_first_is_the_same_one_and_a_later_one_does_not_wait_for_the_save() -> None:
+def test_early_second_ctrl_c_is_same_a_later_one_skips_the_save() -> None:
     times = [100.0, 100.0, 100.5, 101.0, 101.1]
     flag = SignalFlag(60.0, lambda: times.pop(0))
     flag.install()
@@ -150,7 +150,7 @@ def test_a_ctrl_c_soon_after_the_first_is_the_same_one_and_a_later_one_does_not_
 
 
 @pytest.mark.slow
-def test_a_signal_is_heard_by_a_process_with_thousands_of_open_files() -> None:
+def test_process_with_thousands_of_open_files_hears_a_signal() -> None:
     body = """
 import resource, threading
 threading.excepthook = lambda what: say("a thread ended:", what.exc_value)

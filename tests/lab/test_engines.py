@@ -56,7 +56,7 @@ def test_an_engine_ends_with_everything_it_started(tmp_path: Path) -> None:
     assert str(folder) not in Path("/proc/self/mounts").read_text()
 
 
-def test_an_engine_dies_with_its_starter_and_the_next_one_sweeps_up(tmp_path: Path) -> None:
+def test_engine_dies_with_its_starter_and_the_next_one_sweeps_up(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from rehearsal.lab.containers.engine import Engine\n"
         "e = Engine(Path(sys.argv[1])).start(); print(e.subnet.link, e.subnet.folder, flush=True); sys.stdin.read()"

@@ -16,7 +16,7 @@ from tests.conftest import require
 
 
 @pytest.mark.slow
-def test_what_it_prints_lets_fab_find_the_nodes_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_its_output_lets_fab_reach_nodes_and_ctrl_c_cleans_up(tmp_path: Path) -> None:
     require(why_not() is None, str(why_not()))
     command = [sys.executable, "-m", "rehearsal.lab", "--nodes", "1", "--kind", "cpu"]
     with subprocess.Popen(

@@ -48,7 +48,7 @@ def test_each_node_answers_ssh_by_its_own_name_with_its_own_key(lab: StartLab) -
     assert len(set(keys)) == 3
 
 
-def test_files_of_a_node_are_its_own_and_outlive_a_reboot_where_a_disk_would_keep_them(lab: StartLab) -> None:
+def test_files_of_a_node_are_its_own_and_outlive_a_reboot(lab: StartLab) -> None:
     one, other = lab(2).nodes
     one.write("/etc/sysctl.d/50-own.conf", "# only here\n")
     one.write("/run/gone", "x")
@@ -71,7 +71,7 @@ def test_a_replaced_node_knows_nothing_of_the_one_before(lab: StartLab) -> None:
     assert Path(running.known_hosts).read_text() != old
 
 
-def test_no_sysctl_of_this_machine_changes_whatever_a_node_writes(lab: StartLab) -> None:
+def test_no_sysctl_of_this_machine_changes_whatever_node_writes(lab: StartLab) -> None:
     before, untuned = host_sysctls(), Path("/proc/sys/vm/laptop_mode").read_text()
     node, other = lab(2).nodes
     for key in before:
@@ -90,7 +90,7 @@ def test_no_sysctl_of_this_machine_changes_whatever_a_node_writes(lab: StartLab)
     assert Path("/proc/sys/vm/laptop_mode").read_text() == untuned
 
 
-def test_a_boot_starts_from_stock_values_and_applies_what_the_disk_says(lab: StartLab) -> None:
+def test_boot_starts_from_stock_values_and_applies_the_disk(lab: StartLab) -> None:
     node = lab(1).nodes[0]
     node.exec("sh", "-c", "echo 1 >/proc/sys/vm/swappiness; echo 99 >/proc/sys/vm/dirty_ratio")
     node.write("/etc/sysctl.d/90-x.conf", "vm.max_map_count = 777777\nnet.ipv4.tcp_fin_timeout = 31\n")
@@ -101,7 +101,7 @@ def test_a_boot_starts_from_stock_values_and_applies_what_the_disk_says(lab: Sta
     assert node.read("/proc/sys/net/ipv4/tcp_fin_timeout").strip() == "31"
 
 
-def test_disks_of_a_node_take_a_scheduler_that_no_disk_of_this_machine_sees(lab: StartLab) -> None:
+def test_disks_of_a_node_take_a_scheduler_unseen_by_this_machine(lab: StartLab) -> None:
     def schedulers() -> dict[str, str]:
         return {str(file): file.read_text() for file in Path("/sys/block").glob("*/queue/scheduler")}
 
@@ -140,7 +140,7 @@ def test_a_crashed_node_is_gone_until_it_is_booted(lab: StartLab) -> None:
 
 
 @pytest.mark.parametrize("command", ["systemctl reboot", "reboot", "/usr/sbin/shutdown -r now"])
-def test_a_node_that_restarts_itself_boots_again_also_under_nohup(lab: StartLab, command: str) -> None:
+def test_node_that_restarts_itself_boots_again_also_under_nohup(lab: StartLab, command: str) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         running = lab(1)
@@ -163,7 +163,7 @@ def test_a_node_that_switches_itself_off_stays_off(lab: StartLab) -> None:
 
 
 @pytest.mark.parametrize("program", ["reboot", "shutdown", "poweroff"])
-def test_the_programs_that_end_a_node_refuse_to_run_on_this_machine(program: str) -> None:
+def test_programs_that_end_a_node_refuse_to_run_on_this_machine(program: str) -> None:
     refusal = import_module("rehearsal.lab.programs.state").Refusal
     with pytest.raises(refusal, match="not a node of a lab"):
         import_module(f"rehearsal.lab.programs.{program}").main(["-r", "now"])
@@ -178,7 +178,7 @@ sys.stdin.read()
 """
 
 
-def test_a_lab_whose_process_is_killed_leaves_nothing_that_the_next_does_not_clean(tmp_path: Path) -> None:
+def test_killed_lab_leaves_nothing_that_the_next_does_not_clean(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", _KILLED],
         stdin=subprocess.PIPE,
@@ -206,7 +206,7 @@ def test_a_lab_whose_process_is_killed_leaves_nothing_that_the_next_does_not_cle
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_labs_run_side_by_side_though_their_temporary_folders_differ(
+def test_two_labs_run_side_by_side_in_own_temporary_folders(
     lab: StartLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = lab(1)
@@ -232,7 +232,7 @@ def test_a_link_that_no_lock_of_ours_tells_of_is_left_alone(tmp_path: Path, monk
     assert not Path("/sys/class/net", theirs.link).exists()
 
 
-def test_a_lab_that_is_down_leaves_no_process_that_nobody_waits_for(lab: StartLab) -> None:
+def test_lab_that_is_down_leaves_no_zombie_process(lab: StartLab) -> None:
     others = set(children_of(os.getpid()))
     running = lab(2)
     run_job(running.nodes[0], 1)

@@ -60,7 +60,7 @@ def test_hardware_of_a_kind_only_has_programs_of_that_kind(lab: StartLab) -> Non
     assert node.exec("which", "hl-smi", check=False).returncode != 0
 
 
-def test_systemctl_shows_units_in_the_order_asked_and_absent_ones_as_not_found(node: Node) -> None:
+def test_systemctl_shows_units_in_order_absent_as_not_found(node: Node) -> None:
     wanted = "--property=Id,LoadState,ActiveState,UnitFileState,Result"
     said = node.exec("systemctl", "show", wanted, "--", "slurmd.service", "none.service").stdout
     there, absent = (dict(line.split("=", 1) for line in block.splitlines()) for block in said.strip().split("\n\n"))
@@ -82,7 +82,7 @@ def test_systemctl_heeds_a_changed_unit_only_after_daemon_reload(node: Node) -> 
     assert " 4321 " in limits()
 
 
-def test_an_enabled_oneshot_runs_at_each_boot_after_what_it_names(lab: StartLab) -> None:
+def test_enabled_oneshot_runs_at_each_boot_after_what_it_names(lab: StartLab) -> None:
     node = lab(1).nodes[0]
     service = "[Service]\nType=oneshot\nExecStart=/bin/sh -c 'echo {} >>/var/order'\n"
     unit = "[Unit]\nAfter={}\n" + service + "[Install]\nWantedBy=multi-user.target\n"
@@ -107,7 +107,7 @@ def test_a_unit_that_fails_is_failed_and_says_so(node: Node) -> None:
     assert node.exec("systemctl", "start", "none", check=False).returncode == 5
 
 
-def test_a_mounted_lustre_is_in_proc_mounts_and_shared_by_all_nodes(pair: Lab, node: Node) -> None:
+def test_mounted_lustre_is_in_proc_mounts_and_shared_by_nodes(pair: Lab, node: Node) -> None:
     other = pair.nodes[1]
     row = next(line for line in node.read("/proc/mounts").splitlines() if " /fsx " in line)
     assert row.split()[1:4] == ["/fsx", "lustre", "rw,noatime,flock,checksum,nouser_xattr,lruresize,lazystatfs"]
@@ -121,7 +121,7 @@ def test_a_mounted_lustre_is_in_proc_mounts_and_shared_by_all_nodes(pair: Lab, n
     assert "Is the MGS specification correct?" in wrong.stderr
 
 
-def test_lustre_parameters_have_instances_and_bounds_and_end_with_the_mount(node: Node) -> None:
+def test_lustre_parameters_have_bounds_and_end_with_the_mount(node: Node) -> None:
     pattern = "osc.*OST*.max_rpcs_in_flight"
     assert len(set(node.exec("lctl", "get_param", "-n", pattern).stdout.split())) == 1
     node.exec("lctl", "set_param", f"{pattern}=32")
@@ -152,7 +152,7 @@ def test_a_directorys_layout_is_the_file_systems_and_inherited(pair: Lab, node: 
     assert "Inappropriate ioctl" in node.exec("lfs", "getstripe", "-d", "/tmp", check=False).stderr
 
 
-def test_module_options_count_when_the_module_is_loaded_and_not_later(lab: StartLab) -> None:
+def test_module_options_count_when_the_module_is_loaded(lab: StartLab) -> None:
     node = lab(1).nodes[0]
     file = "/sys/module/ptlrpc/parameters/ptlrpcd_per_cpt_max"
     node.exec("modprobe", "lustre")
@@ -177,7 +177,7 @@ def test_clocks_of_gpus_are_kept_until_the_node_reboots(lab: StartLab) -> None:
     assert node.exec(*query).stdout.splitlines()[3] == "3, 1830"
 
 
-def test_an_array_is_assembled_again_at_boot_and_nothing_on_disks_is_overwritten(lab: StartLab) -> None:
+def test_array_is_assembled_at_boot_and_no_disk_is_overwritten(lab: StartLab) -> None:
     node = lab(1, "p5").nodes[0]
     disks = ("/dev/nvme1n1", "/dev/nvme2n1")
     create = ("mdadm", "--create", "/dev/md/x", "--level=0", "--raid-devices=2", *disks)
@@ -253,7 +253,7 @@ def shown(node: Node, name: str, *properties: str) -> list[str]:
         ("ends-for-ever", "exit 0", "always", ["failed", "start-limit-hit", "0", "3"]),
     ],
 )
-def test_a_service_that_ends_is_seen_and_started_again_as_its_unit_says(
+def test_service_that_ends_is_seen_and_started_as_its_unit_says(
     node: Node, name: str, command: str, restart: str, state: list[str]
 ) -> None:
     service(node, name, command, restart)
@@ -273,7 +273,7 @@ def test_transient_unit_keeps_its_result_until_it_is_reset(node: Node) -> None:
     assert not node.exists("/run/systemd/transient/once.service")
 
 
-def test_a_service_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(node: Node) -> None:
+def test_killed_service_is_started_again_and_stopped_one_is_not(node: Node) -> None:
     service(node, "worker", "sleep 613 & wait", "always")
     (first,) = shown(node, "worker", "MainPID")
     node.exec("systemctl", "kill", "--signal=KILL", "worker")
@@ -286,7 +286,7 @@ def test_a_service_that_is_killed_is_started_again_and_one_that_is_stopped_is_no
     assert node.read("/run/worker").count("began") == 2
 
 
-def test_a_service_that_does_not_listen_is_killed_after_its_time_and_a_signal_goes_where_it_is_sent(node: Node) -> None:
+def test_service_that_ignores_signals_is_killed_after_its_time(node: Node) -> None:
     service(node, "deaf", 'trap "" TERM; trap "echo heard >> /run/deaf" USR1; while true; do sleep 0.05; done', "no")
     node.exec("systemctl", "kill", "-s", "USR1", "--kill-whom=main", "deaf")
     wait_until(lambda: "heard" in node.read("/run/deaf"))

@@ -39,7 +39,7 @@ def test_without_an_engine_the_plan_is_shown_with_the_reason(
     assert "BASE_IMAGE = docker.io/library/debian@sha256:" in said
 
 
-def test_where_everything_is_required_a_missing_engine_breaks_a_promise(
+def test_where_everything_is_required_a_missing_engine_breaks_it(
     no_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
@@ -48,7 +48,7 @@ def test_where_everything_is_required_a_missing_engine_breaks_a_promise(
     assert (promise.kept, promise.figure) == (False, WHY)
 
 
-def test_with_an_engine_of_the_users_what_is_needed_besides_is_asked_for(
+def test_with_the_users_engine_what_is_needed_besides_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(images, "reachable", lambda: {"DOCKER_HOST": "tcp://127.0.0.1:1"})

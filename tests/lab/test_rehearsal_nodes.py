@@ -28,14 +28,14 @@ def fleet_of(lab: Lab, folder: Path) -> nodes.Fleet:
     return nodes.Fleet(lab, folder)
 
 
-def test_every_promise_is_kept_by_nodes_that_are_tuned_replaced_and_judged(lab: StartLab, tmp_path: Path) -> None:
+def test_nodes_tuned_replaced_and_judged_keep_every_promise(lab: StartLab, tmp_path: Path) -> None:
     fleet = fleet_of(lab(2), tmp_path)
     played = [fleet.tune(), fleet.replace(), fleet.verify()]
     assert [promise for _, promises in played for promise in promises if not promise.kept] == []
     assert [len(promises) for _, promises in played] == [2, 2, 2]
 
 
-def test_a_pass_without_work_or_a_second_one_with_some_breaks_its_promise(
+def test_empty_first_pass_or_busy_second_one_breaks_its_promise(
     lab: StartLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = fleet_of(lab(1), tmp_path)
@@ -78,7 +78,7 @@ def test_a_node_that_was_never_blank_proves_nothing(
     assert not identical.kept
 
 
-def test_a_replaced_node_that_does_not_tune_itself_breaks_its_promises(
+def test_replaced_node_that_is_not_tuned_breaks_its_promises(
     lab: StartLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodes, "FIRST_BOOT", ("true",))
@@ -107,7 +107,7 @@ def test_one_byte_or_one_mode_that_differs_breaks_the_promise(
 
 
 @pytest.mark.usefixtures("no_lab")
-def test_without_a_lab_this_machine_is_looked_at_and_the_report_says_why(tmp_path: Path) -> None:
+def test_without_a_lab_this_machine_is_read_and_report_says_why(tmp_path: Path) -> None:
     with nodes.scenarios(tmp_path / "nodes") as scenarios:
         (scenario,) = scenarios
         outcome, (promise,) = scenario.run()
@@ -117,9 +117,7 @@ def test_without_a_lab_this_machine_is_looked_at_and_the_report_says_why(tmp_pat
 
 
 @pytest.mark.usefixtures("no_lab")
-def test_where_nothing_may_be_left_out_a_missing_lab_is_a_broken_promise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_everything_is_required_a_missing_lab_breaks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
     with nodes.scenarios(tmp_path / "nodes") as (scenario,):
         _, promises = scenario.run()
@@ -127,7 +125,7 @@ def test_where_nothing_may_be_left_out_a_missing_lab_is_a_broken_promise(
 
 
 @pytest.mark.usefixtures("no_lab")
-def test_a_file_of_ours_that_appears_meanwhile_breaks_the_promise(
+def test_file_of_ours_that_appears_meanwhile_breaks_the_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = nodes.fab

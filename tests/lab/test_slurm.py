@@ -28,7 +28,7 @@ def state(slurm: Slurm, job: int) -> str:
     return slurm.job(job)["JobState"]
 
 
-def test_a_job_runs_on_the_nodes_that_it_asked_for_and_its_output_is_on_the_shared_folder(
+def test_job_runs_on_its_nodes_with_output_on_the_shared_folder(
     slurm: tuple[Lab, Slurm],
 ) -> None:
     lab, there = slurm
@@ -38,12 +38,12 @@ def test_a_job_runs_on_the_nodes_that_it_asked_for_and_its_output_is_on_the_shar
     assert [sorted(output.split()) for output in outputs] == [["node2", "node3", "node4"]]
 
 
-def test_a_script_that_slurm_refuses_is_an_error_with_slurms_words(slurm: tuple[Lab, Slurm]) -> None:
+def test_script_that_slurm_refuses_is_an_error_with_slurms_words(slurm: tuple[Lab, Slurm]) -> None:
     with pytest.raises(RuntimeError, match="invalid partition specified: nowhere"):
         slurm[1].submit("#!/bin/sh\ntrue\n", "--partition=nowhere")
 
 
-def test_a_job_whose_node_is_lost_runs_again_and_the_node_that_is_back_takes_work_by_itself(
+def test_job_with_a_lost_node_runs_again_and_the_node_takes_work(
     slurm: tuple[Lab, Slurm],
 ) -> None:
     lab, there = slurm

@@ -59,9 +59,7 @@ def wait_for_end(lab: Lab, slurm: Slurm, job: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the batch host", "another node"])
-def test_a_job_that_loses_a_node_goes_on_by_itself_and_ends_as_if_nothing_had_been(
-    slurm: tuple[Lab, Slurm], lost: int
-) -> None:
+def test_job_that_loses_a_node_goes_on_and_ends_as_if_it_had_not(slurm: tuple[Lab, Slurm], lost: int) -> None:
     lab, there = slurm
     job = submit(there)
     wait_until(lambda: committed(open_store(f"{lab.shared}/run")))

@@ -54,7 +54,7 @@ def test_a_launcher_says_so_where_its_ranks_have_saved(tmp_path: object, monkeyp
     assert (record["code"], record["blamed"]) == (EXIT_REQUEUE, [])
 
 
-def test_what_a_killed_launcher_left_open_ends_with_the_next_start(tmp_path: object) -> None:
+def test_what_a_killed_launcher_left_open_ends_with_next_start(tmp_path: object) -> None:
     store = open_store(f"{tmp_path}/run")
     journal.begin(store, ["a"], "killed")
     store.put(journal.REQUEST, b'{"version": 1, "after": 1}')

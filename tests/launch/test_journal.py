@@ -31,7 +31,7 @@ def ends(store: ObjectStore, number: int, *reports: dict[str, Any]) -> None:
             journal.put_node_exit(store.uri, number, node, given["code"], given["own"], given["silent"], given["said"])
 
 
-def test_attempts_are_counted_and_one_whose_launcher_is_gone_ends_with_the_next(store: ObjectStore) -> None:
+def test_attempt_whose_launcher_is_gone_ends_with_the_next(store: ObjectStore) -> None:
     assert journal.begin(store, ["n1", "n2"], "me") == 1
     (open_one,) = journal.read(store)
     assert "ended" not in open_one
@@ -61,7 +61,7 @@ def test_the_word_of_the_nodes_goes_before_the_schedulers_code(store: ObjectStor
     assert (record["code"], record["blamed"], record["said"]) == (75, ["n2"], "")
 
 
-def test_a_rank_that_failed_is_to_blame_before_a_node_that_fell_silent_after_it(store: ObjectStore) -> None:
+def test_failed_rank_is_to_blame_before_a_node_silent_later(store: ObjectStore) -> None:
     journal.begin(store, ["n1", "n2"], "me")
     ends(store, 1, {"code": 1, "own": 75, "silent": "node 1"}, {"code": 1, "own": 1, "said": "CUDA error"})
     record = journal.finish(store, 1, 1)
@@ -142,7 +142,7 @@ def test_it_is_asked_for_by_commands_too(
     assert (found["stop"], [record["code"] for record in found["attempts"]]) == (True, [85])
 
 
-def test_what_was_decided_before_a_run_was_asked_for_again_does_not_bind_it(store: ObjectStore) -> None:
+def test_what_was_decided_before_a_resume_does_not_bind_it(store: ObjectStore) -> None:
     journal.begin(store, ["n1"], "me")
     journal.finish(store, 1, 2)
     store.put(journal.REQUEST, json.dumps({"version": 1, "after": 1}).encode())

@@ -152,7 +152,7 @@ def test_a_job_that_slurm_has_taken_is_found(planted: Path, sbatch: str, squeue:
 @pytest.mark.parametrize(
     ("sbatch", "squeue"), [(TIMED_OUT, SILENT), (TIMED_OUT, "exit 0"), ("echo 'Submitted'", "exit 0")]
 )
-def test_where_it_is_not_known_whether_slurm_took_the_job_that_is_said(planted: Path, sbatch: str, squeue: str) -> None:
+def test_whether_slurm_took_job_may_be_unknown_and_that_is_said(planted: Path, sbatch: str, squeue: str) -> None:
     plant(planted, "sbatch", sbatch)
     plant(planted, "squeue", squeue)
     with pytest.raises(UserError) as error:

@@ -128,7 +128,7 @@ def test_a_run_is_given_to_kubernetes_once_and_taken_back(cluster: Kubernetes, j
     fab(cluster, job, *train, "--resume")
 
 
-def test_what_kubernetes_does_not_have_is_one_line_and_leaves_nothing(cluster: Kubernetes, job: Path) -> None:
+def test_what_kubernetes_lacks_is_one_line_leaving_nothing(cluster: Kubernetes, job: Path) -> None:
     (job / "config.toml").write_text(config("run"))
     train = ["train", "config.toml", "--name", "first", "--nodes", "2", "--image", IMAGE]
     (nowhere,) = fab(cluster, job, *train, code=2, namespace="nowhere")["error"]
@@ -182,9 +182,7 @@ def test_a_run_that_is_stopped_commits_and_stays_stopped(cluster: Kubernetes, jo
         assert found["step"] == found["committed_step"]
 
 
-def test_a_job_that_loses_a_node_goes_on_by_itself_and_ends_as_if_nothing_had_been(
-    cluster: Kubernetes, job: Path
-) -> None:
+def test_job_that_loses_a_node_goes_on_and_ends_as_if_it_had_not(cluster: Kubernetes, job: Path) -> None:
     start(cluster, job, config("run", hold=f"{job}/go"))
     wait_until(lambda: committed(open_store(f"{job}/first")))
     victim = next(

@@ -84,7 +84,7 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["fab stop", "SIGINT"])
-def test_a_run_that_is_stopped_commits_and_stays_stopped_until_it_is_resumed(tmp_path: Path, how: str) -> None:
+def test_stopped_run_commits_and_stays_stopped_until_resumed(tmp_path: Path, how: str) -> None:
     job = train(tmp_path, "--set", "train.steps=1000000")
     store = open_store(f"{tmp_path}/run")
     try:

@@ -108,7 +108,7 @@ SHARDS = pytest.mark.parametrize("shard", [1, 2], ids=["ddp", "fsdp"])
 
 
 @SHARDS
-def test_a_lost_node_is_replaced_by_a_spare_one_within_the_allocation(place: Place, shard: int) -> None:
+def test_lost_node_is_replaced_by_a_spare_within_the_allocation(place: Place, shard: int) -> None:
     job = place.train("--nodes", "2", "--spare", "1", *mesh_sets(shard))
     place.committed()
     victim = place.records()[0]["nodes"][1]
@@ -156,7 +156,7 @@ def test_a_job_that_loses_its_batch_host_is_requeued_and_goes_on(place: Place) -
     place.assert_goes_on_without(victim, "blamed")
 
 
-def test_a_job_that_is_stopped_commits_ends_and_goes_on_when_it_is_asked_to(place: Place) -> None:
+def test_stopped_job_commits_ends_and_goes_on_at_resume(place: Place) -> None:
     job = place.train("--nodes", "2", "--set", "train.steps=1000000")
     place.committed()
     assert place.fab("status", "run")["state"] == "running"
@@ -178,7 +178,7 @@ def test_a_job_that_is_stopped_commits_ends_and_goes_on_when_it_is_asked_to(plac
     assert place.fab("status", "run")["step"] == steps
 
 
-def test_a_job_whose_time_is_over_commits_and_queues_again_and_stop_now_cancels_it(place: Place) -> None:
+def test_job_out_of_time_commits_and_queues_stop_now_cancels_it(place: Place) -> None:
     endless = ["--set", "train.steps=1000000", "--set", "interrupt.signal_grace_s=20"]
     job = place.train("--nodes", "2", "--time", "1", *endless)
     place.go()
@@ -208,7 +208,7 @@ def test_a_wrong_setting_is_one_attempt_and_its_line(place: Place) -> None:
 
 
 @SHARDS
-def test_after_a_spot_notice_the_job_comes_back_without_the_doomed_node(metadata_place: Place, shard: int) -> None:
+def test_job_comes_back_from_a_spot_notice_without_doomed_node(metadata_place: Place, shard: int) -> None:
     place = metadata_place
     job = place.train("--nodes", "2", "--set", "interrupt.metadata=true", *mesh_sets(shard))
     place.committed()
@@ -220,7 +220,7 @@ def test_after_a_spot_notice_the_job_comes_back_without_the_doomed_node(metadata
     place.assert_goes_on_without(doomed, "noticed", shard)
 
 
-def test_a_smaller_world_goes_on_where_that_was_asked_for_and_outlives_slurms_controller(place: Place) -> None:
+def test_smaller_world_goes_on_and_outlives_slurmctld(place: Place) -> None:
     job = place.train("--nodes", "1-2")
     place.committed()
     first = place.records()[0]["nodes"]

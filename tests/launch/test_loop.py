@@ -101,7 +101,7 @@ def test_nodes_without_a_micro_batch_are_recorded_as_idle() -> None:
     assert line.startswith("idle, and paid for: n3; ")
 
 
-def test_missing_nodes_are_waited_for_told_of_once_and_given_up_in_the_end() -> None:
+def test_missing_nodes_are_waited_for_and_given_up_in_the_end() -> None:
     world = World([0], nodes=[["n1"]])
     assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hour; fix: go on later with --resume")
     assert world.said == ["1 of 2 nodes are there; waiting for at most 1 hour"]
@@ -139,7 +139,7 @@ def test_whoever_is_told_to_end_while_it_waits_ends_at_once() -> None:
     assert len(paused.attempts) == 1
 
 
-def test_nodes_of_a_scheduler_are_not_held_for_long_while_nothing_trains_on_them() -> None:
+def test_nodes_of_a_scheduler_are_not_held_long_without_training() -> None:
     world = World([0], silent_until=5000.0)
     assert world.supervise(replace(TWO, scheduler_can_replace_nodes=True), max_wait_s=86_400.0) == Requeue(
         (), "the store is away"
@@ -147,7 +147,7 @@ def test_nodes_of_a_scheduler_are_not_held_for_long_while_nothing_trains_on_them
     assert MAX_IDLE_ALLOCATION_S < world.now < MAX_IDLE_ALLOCATION_S + 20
 
 
-def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None:
+def test_attempt_that_cannot_be_recorded_is_given_up_in_time() -> None:
     class Full(World):
         def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
             raise TemporarilyUnavailable("the store is full")
@@ -165,7 +165,7 @@ def test_of_two_launchers_that_begin_together_one_ends() -> None:
     assert Second([0]).supervise(TWO) == Stop(86, "a newer job owns the run")
 
 
-def test_whoever_is_told_to_end_while_an_attempt_is_recorded_starts_none() -> None:
+def test_launcher_that_has_to_end_while_it_records_stops() -> None:
     class Told(World):
         def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
             self.told_at = self.now
@@ -187,7 +187,7 @@ def test_a_run_that_another_launcher_took_over_is_left_to_it() -> None:
     assert TakenOver([86, 0]).supervise(TWO) == Stop(86, "a newer job owns the run")
 
 
-def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> None:
+def test_end_that_cannot_be_recorded_does_not_end_the_run() -> None:
     class Forgetful(World):
         def finish(self, number: int, code: int) -> None:
             if number == 1:
@@ -199,7 +199,7 @@ def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> 
     assert world.said == ["the end of launch 1 is not recorded: the store is away"]
 
 
-def test_node_that_this_allocation_lost_is_left_out_of_the_next_launch() -> None:
+def test_node_that_this_allocation_lost_is_left_out_of_the_next() -> None:
     class Losing(World):
         def finish(self, number: int, code: int) -> None:
             super().finish(number, code)

@@ -62,7 +62,7 @@ def test_what_no_further_attempt_can_mend_is_the_end(code: int, why: str) -> Non
     assert after(replace(GOOD, code=code, error="lr")) == Stop(code, why)
 
 
-def test_a_notice_costs_no_pause_and_its_node_is_left_out_until_it_is_another() -> None:
+def test_notice_costs_no_pause_and_its_node_is_left_out() -> None:
     noticed = replace(POOR, code=85, noticed=("n1",))
     assert after(noticed) == Start(("n2", "n3"), 0.0, "AWS takes n1 away")
     assert after(noticed, now=LEAVING_S) == Start(("n1", "n2"), 0.0, "AWS takes n1 away")
@@ -72,7 +72,7 @@ def test_a_lost_node_is_not_used_next_and_costs_no_pause() -> None:
     assert after(replace(POOR, code=75, blamed=("n2",))) == Start(("n1", "n3"), 0.0, "n2 was lost")
 
 
-def test_a_lost_node_that_the_scheduler_gives_to_a_new_allocation_is_used() -> None:
+def test_lost_node_in_a_new_allocation_is_used() -> None:
     lost = replace(POOR, code=75, blamed=("n2",), launcher_id="start 1")
     assert decide(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 1") == Requeue(
         (), "1 of 2 nodes are there; left out: n2"
@@ -80,20 +80,20 @@ def test_a_lost_node_that_the_scheduler_gives_to_a_new_allocation_is_used() -> N
     assert decide(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 2") == Start(("n1", "n2"), 0.0, "n2 was lost")
 
 
-def test_too_few_nodes_give_the_job_back_without_those_that_go_away() -> None:
+def test_too_few_nodes_give_the_job_back_without_the_doomed_ones() -> None:
     noticed = replace(GOOD, code=85, noticed=("n1",))
     assert after(noticed, healthy=("n1", "n2")) == Requeue(("n1",), "1 of 2 nodes are there; left out: n1")
     lost = replace(GOOD, code=75, blamed=("n1",))
     assert after(lost, healthy=("n2",)) == Requeue((), "1 of 2 nodes are there; left out: n1")
 
 
-def test_without_a_scheduler_too_few_nodes_are_waited_for_and_a_lost_one_that_is_back_is_used() -> None:
+def test_without_a_scheduler_nodes_are_awaited_and_used_again() -> None:
     alone = replace(TWO, scheduler_can_replace_nodes=False)
     assert after(replace(GOOD, code=75, blamed=("n1",)), policy=alone) == Start(("n1", "n2"), 0.0, "n1 was lost")
     assert after(policy=alone, healthy=("n2",)) == Wait("1 of 2 nodes are there", idle=1)
 
 
-def test_nodes_that_an_allocation_lost_stay_out_of_it_until_the_scheduler_has_seen_it() -> None:
+def test_nodes_allocation_lost_stay_out_until_slurm_has_seen_it() -> None:
     lost = replace(GOOD, code=75, blamed=("n2",), launcher_id="start 1")
     failed = replace(GOOD, code=1, launcher_id="start 1")
     assert decide(TWO, [lost, failed], NODES, 1.0, launcher_id="start 1") == Start(
@@ -101,13 +101,13 @@ def test_nodes_that_an_allocation_lost_stay_out_of_it_until_the_scheduler_has_se
     )
 
 
-def test_a_node_that_was_to_blame_twice_is_used_where_the_run_would_wait_for_ever_without_it() -> None:
+def test_node_to_blame_twice_is_used_where_the_run_would_wait() -> None:
     twice = [replace(GOOD, blamed=("n1",)), replace(GOOD, blamed=("n1",))]
     assert start(after(*twice, healthy=("n1", "n2"))).nodes == ("n1", "n2")
     assert start(after(*twice, healthy=NODES, now=90_000.0)).nodes == ("n1", "n2"), "a day later"
 
 
-def test_a_run_that_is_interrupted_again_and_again_pauses_and_is_not_given_up() -> None:
+def test_run_interrupted_often_pauses_and_is_not_given_up() -> None:
     noticed = replace(POOR, code=85)
     assert [start(after(*[noticed] * count)).after_s for count in range(1, 5)] == [0.0, 5.0, 10.0, 20.0]
 
@@ -120,7 +120,7 @@ def test_no_attempt_begins_once_the_capacity_has_ended() -> None:
     )
 
 
-def test_a_node_that_was_to_blame_twice_is_left_out_unless_nodes_are_kept() -> None:
+def test_node_to_blame_twice_is_left_out_unless_nodes_are_kept() -> None:
     twice = [replace(GOOD, blamed=("n1",)), GOOD, replace(GOOD, blamed=("n1",)), GOOD]
     assert start(after(*twice)).nodes == ("n2", "n3")
     assert start(after(*twice, policy=replace(TWO, allow_blamed_nodes=True))).nodes == ("n1", "n2")
@@ -135,7 +135,7 @@ def test_failures_are_tried_again_after_5_10_20_to_300_seconds() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 75, None])
-def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | None) -> None:
+def test_three_worthless_attempts_in_a_row_stop_run_and_say_so(code: int | None) -> None:
     poor = replace(POOR, code=code, error="CUDA error")
     assert isinstance(after(GOOD, poor, poor), Start)
     stop = after(GOOD, poor, poor, poor)
@@ -151,7 +151,7 @@ def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | N
     ("gained", "start_s", "step_s", "worthless"),
     [(10, 10.0, 1.0, True), (11, 10.0, 1.0, False), (0, None, None, True), (5, 0.0, None, True)],
 )
-def test_an_attempt_is_worth_something_if_it_committed_more_than_its_start_cost(
+def test_attempt_is_worth_more_if_it_committed_beyond_its_start(
     gained: int, start_s: float | None, step_s: float | None, worthless: bool
 ) -> None:
     assert Launch(1, NODES, 1, gained=gained, start_s=start_s, step_s=step_s).made_no_progress is worthless

@@ -85,7 +85,7 @@ def test_the_parts_add_up_to_all_of_it(story: list[tuple[float, int, float, int 
     assert all(part.seconds >= -1e-9 for part in parts)
 
 
-def test_an_attempt_that_trained_on_beside_the_next_one_ends_with_its_beginning() -> None:
+def test_attempt_that_trained_on_beside_next_ends_at_its_start() -> None:
     attempts = [attempt(0.0, 500.0, None, None, None), attempt(30.0, 50.0, 0, None, None)]
     found = {part.name: part.seconds for part in account(attempts, {})}
     assert found["starts"] == sum(found.values()) == 50.0

@@ -68,7 +68,7 @@ def request_of(
     return resolve(given, config(tmp_path, **(train or {})), on)
 
 
-def test_without_a_cluster_it_is_this_machine_with_all_its_devices(tmp_path: Path) -> None:
+def test_without_cluster_it_is_this_machine_with_all_its_devices(tmp_path: Path) -> None:
     request = request_of(tmp_path)
     assert (request.backend, request.run, request.policy.ranks_per_node, request.nodes) == (
         "local",
@@ -80,7 +80,7 @@ def test_without_a_cluster_it_is_this_machine_with_all_its_devices(tmp_path: Pat
     assert 'uri = "/home/me/runs/first"' in request.config
 
 
-def test_a_cluster_says_where_the_run_lies_how_many_ranks_a_node_has_and_who_pays(tmp_path: Path) -> None:
+def test_cluster_says_where_run_lies_ranks_a_node_and_who_pays(tmp_path: Path) -> None:
     on = cluster(capacity={"mode": "capacity-block", "ends_at": "2027-03-01T11:30:00Z"})
     request = request_of(tmp_path, on, {"global_batch": 64}, name="second", nodes="2-3", spare="1")
     assert (request.backend, request.run, request.nodes) == ("slurm", "s3://team-checkpoints/runs/second", 4)
@@ -317,7 +317,7 @@ def on_kubernetes(tmp_path: Path, image: tuple[str, str] = IMAGE, **flags: Any) 
     return resolve(given, config(tmp_path, global_batch=64), on, image=image)
 
 
-def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Path) -> None:
+def test_job_of_kubernetes_has_what_cluster_says_of_its_nodes(tmp_path: Path) -> None:
     request = on_kubernetes(tmp_path, queue="team", priority="high")
     _, job = kubernetes.objects(request, {"LUSTRAIN_SILENT_S": "60", "HF_TOKEN": "secret"})
     pod = job["spec"]["template"]["spec"]

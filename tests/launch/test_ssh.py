@@ -662,9 +662,7 @@ def test_launcher_that_does_not_end_on_sigterm_is_killed_whole(following: Callab
 
 
 @pytest.mark.parametrize("age_s", [0, 1e6])
-def test_launch_that_another_process_is_about_to_start_is_waited_for(
-    following: Callable[..., SshExecutor], age_s: float
-) -> None:
+def test_launch_another_process_will_start_is_waited_for(following: Callable[..., SshExecutor], age_s: float) -> None:
     gone, done = shown("inactive", "dead"), shown("active", "exited", 1)
     nodes = ScriptedNodes(a=[*[gone] * 8, UP, done])
     assert following(nodes, [A], []).follow(3, [A], age_s=age_s) == (EXIT_PEERS if age_s else EXIT_DONE)
@@ -734,7 +732,7 @@ def test_other_version_takes_nothing_over(tmp_path: Path, monkeypatch: pytest.Mo
         ({"via": "ssm", "user": "u"}, False, None, None),
     ],
 )
-def test_node_reaches_others_directly_and_records_the_callers_way(
+def test_node_reaches_others_directly_and_keeps_the_callers_way(
     reach: dict[str, str], there: bool, key: str | None, route: Route | None
 ) -> None:
     outside = cluster(**{**EC2, "reach": reach})
@@ -857,7 +855,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFolders:
     return NodeFolders(tmp_path, monkeypatch)
 
 
-def test_start_keeps_variables_for_root_and_ends_earlier_launches(folders: NodeFolders) -> None:
+def test_start_keeps_variables_for_root_ends_earlier_launches(folders: NodeFolders) -> None:
     folders.unit(2)
     text = environment_text({"TOKEN": "x"}, 3)
     assert folders.start(3, text) == 0

@@ -51,7 +51,7 @@ def test_unknown_total_and_an_empty_total_do_not_break_the_line() -> None:
     assert status_text(0, 0, "items", 0.0) == "0 of 0 items (100 %)"
 
 
-def test_without_a_terminal_lines_are_sparse_and_the_last_one_is_complete() -> None:
+def test_without_a_terminal_lines_are_sparse_and_last_is_whole() -> None:
     clock, stream = Clock(), io.StringIO()
     with Progress("copy", 100, BYTES, stream=stream, clock=clock) as progress:
         for _ in range(100):
@@ -107,7 +107,7 @@ def test_brief_work_shows_nothing() -> None:
     assert stream.getvalue() == ""
 
 
-def test_the_last_few_are_named_while_nothing_comes_and_less_and_less_often() -> None:
+def test_the_last_few_are_named_less_often_while_nothing_comes() -> None:
     clock, stream = Clock(), io.StringIO()
     with Progress("node tune", 2, "nodes", waiting=["a", "[b]"], stream=stream, clock=clock) as progress:
         progress.advance(name="a", note="1 not well")

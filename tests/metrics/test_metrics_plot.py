@@ -64,7 +64,7 @@ def test_generation_that_a_roll_back_ended_was_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_timeline_tells_attempts_interruptions_saves_and_what_was_done_over(run: LocalStore) -> None:
+def test_timeline_has_attempts_interruptions_saves_and_repeats(run: LocalStore) -> None:
     story = story_of(run)
     assert story.steps == list(range(1, 51))
     assert story.spans == [Span(1, 1, 20, 2), Span(4, 21, 30, 2), Span(5, 31, 50, 1)]
@@ -81,7 +81,7 @@ def test_an_attempt_whose_steps_were_all_done_over_has_no_span() -> None:
     assert spans(three) == [Span(1, 1, 3, 2), Span(3, 4, 12, 2)]
 
 
-def test_the_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
+def test_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
     assert cuts([Attempt(1, 1, 9, 2, "", "")], []) == []
 
 
@@ -106,7 +106,7 @@ def test_the_figure_has_named_axes_every_curve_and_every_mark(run: LocalStore) -
     assert list(map(float, curve.get_ydata())) == [9.0 / step for step in range(1, 51)]  # type: ignore[arg-type]
 
 
-def test_one_attempt_without_saves_or_interruptions_is_drawn_plainly(tmp_path: Path) -> None:
+def test_one_attempt_without_saves_is_drawn_plainly(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "short"))
     log_attempt(store, 1, 1, 3, code=0)
     figure = draw(story_of(store), title="short")
@@ -127,7 +127,7 @@ def test_a_diverged_run_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
 
 
-def test_a_running_median_ignores_single_outliers_and_missing_numbers() -> None:
+def test_running_median_ignores_outliers_and_missing_numbers() -> None:
     nan = math.nan
     assert running_median([1.0, 1.0, 50.0, 1.0, nan, 2.0], 3) == [1.0, 1.0, 1.0, 25.5, 1.5, 2.0]
     assert str(running_median([nan, nan], 1)) == "[nan, nan]"

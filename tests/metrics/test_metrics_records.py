@@ -36,7 +36,7 @@ def test_every_record_reads_back_as_it_was(record: dict[str, Any]) -> None:
     assert repr(decode(line)) == repr(record)
 
 
-def test_what_json_cannot_say_is_written_so_that_any_json_reader_takes_it() -> None:
+def test_what_json_cannot_say_is_readable_by_any_json_reader() -> None:
     line = encode({"loss": math.nan, "grad_norm": math.inf, "worst": [-math.inf]})
     assert json.loads(line) == {"loss": "NaN", "grad_norm": "Infinity", "worst": ["-Infinity"]}
 
@@ -59,7 +59,7 @@ def test_part_names_read_back_and_sort_like_their_numbers(generation: int, part:
     assert PartName.of_key("metrics/notes.txt") is None
 
 
-def test_a_half_written_line_is_reported_by_number_and_the_others_are_read() -> None:
+def test_half_written_line_is_reported_by_number_others_are_read() -> None:
     problems: list[str] = []
     whole = [encode({"step": step, "loss": 1.0}) for step in (1, 2, 3)]
     body = whole[0] + whole[1][:11] + b"\n" + b'{"loss": 1}\n' + b"[1]\n" + whole[2][:-9]
@@ -87,7 +87,7 @@ def lives(draw: st.DrawFn) -> tuple[dict[int, list[dict[str, int]]], dict[int, i
 
 
 @given(lives())
-def test_for_each_step_the_newest_attempt_counts_and_what_it_left_behind_does_not(
+def test_for_each_step_the_newest_attempt_counts(
     case: tuple[dict[int, list[dict[str, int]]], dict[int, int]],
 ) -> None:
     by_generation, expected = case

@@ -109,7 +109,7 @@ def test_events_carry_the_launchers_number_where_there_is_one(store: Unsteady) -
     assert [event.get("launch_attempt") for event in read_events(store)] == [None, 7]
 
 
-def test_records_become_durable_on_their_own_within_the_flush_time(store: Unsteady) -> None:
+def test_records_become_durable_on_their_own_within_flush_time(store: Unsteady) -> None:
     log = RunLog(store, 1, flush_s=0.05)
     log.step(record(1))
     wait_until(lambda: steps_of(store) == [1])
@@ -125,7 +125,7 @@ def test_an_event_takes_the_steps_before_it_along_at_once(store: Unsteady) -> No
     log.close()
 
 
-def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_come(store: Unsteady) -> None:
+def test_commit_can_wait_for_records_up_to_a_later_step(store: Unsteady) -> None:
     log = RunLog(store, 1, flush_s=3600.0)
     log.step(record(1))
     assert log.flush_step(1, timeout=300.0)
@@ -151,7 +151,7 @@ def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_
     part_bytes=st.sampled_from([1, 150, 1 << 20]),
     memory_bytes=st.sampled_from([1, 400, 1 << 20]),
 )
-def test_no_record_is_lost_or_doubled_by_a_store_that_fails_for_a_while(
+def test_no_record_is_lost_or_doubled_by_a_store_that_fails(
     tmp_path_factory: pytest.TempPathFactory,
     outcomes: list[str],
     batches: list[int],
@@ -174,7 +174,7 @@ def test_no_record_is_lost_or_doubled_by_a_store_that_fails_for_a_while(
 
 
 @pytest.mark.slow
-def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(store: Unsteady) -> None:
+def test_outage_is_said_once_when_it_begins_and_when_it_ends(store: Unsteady) -> None:
     troubles: list[str] = []
     store.down.set()
     log = RunLog(store, 1, 0.01, on_trouble=troubles.append)
@@ -191,7 +191,7 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(store: Unst
 
 
 @pytest.mark.slow
-def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(store: Unsteady, spool: Path) -> None:
+def test_the_loop_waits_for_no_hanging_store_with_bounded_memory(store: Unsteady, spool: Path) -> None:
     store.stuck.set()
     log = RunLog(store, 1, 0.01, memory_bytes=200_000, part_bytes=50_000)
     for step in range(1, 20_001):
@@ -206,7 +206,7 @@ def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(
     assert list(spool.iterdir()) == []
 
 
-def test_what_the_store_never_takes_is_left_in_files_that_the_last_message_names(store: Unsteady, spool: Path) -> None:
+def test_what_store_never_takes_stays_in_files_that_are_named(store: Unsteady, spool: Path) -> None:
     store.down.set()
     troubles: list[str] = []
     log = RunLog(store, 1, 0.01, on_trouble=troubles.append)
@@ -219,7 +219,7 @@ def test_what_the_store_never_takes_is_left_in_files_that_the_last_message_names
     assert lines_stored(folder) == 7
 
 
-def test_records_stay_in_memory_where_the_temporary_folder_is_unusable(store: Unsteady, spool: Path) -> None:
+def test_records_stay_in_memory_where_the_temporary_folder_fails(store: Unsteady, spool: Path) -> None:
     spool.rmdir()
     store.down.set()
     troubles: list[str] = []
@@ -233,7 +233,7 @@ def test_records_stay_in_memory_where_the_temporary_folder_is_unusable(store: Un
     assert sum("temporary folder" in trouble for trouble in troubles) == 1
 
 
-def test_a_part_that_another_job_left_under_our_name_is_not_overwritten(store: Unsteady) -> None:
+def test_part_another_job_left_under_our_name_is_not_overwritten(store: Unsteady) -> None:
     store.put("metrics/000001-00000.jsonl", b'{"step":1,"loss":9.0}\n')
     log = RunLog(store, 1, 60.0)
     log.step(record(2))

@@ -37,7 +37,7 @@ def record(step: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_without_a_terminal_a_line_comes_every_so_often_and_for_the_first_and_last_step() -> None:
+def test_without_a_terminal_lines_come_every_so_often() -> None:
     now = 0.0
     stream = io.StringIO()
     sink = TerminalSink(100, stream=stream, every_s=10.0, monotonic=lambda: now)
@@ -50,7 +50,7 @@ def test_without_a_terminal_a_line_comes_every_so_often_and_for_the_first_and_la
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_line_says_step_loss_rate_speed_standstill_and_the_time_to_go() -> None:
+def test_line_has_step_loss_rate_speed_standstill_and_time_to_go() -> None:
     stream = io.StringIO()
     sink = TerminalSink(1000, stream=stream, every_s=0.0)
     sink.step(record(1))
@@ -78,7 +78,7 @@ def test_events_are_lines_of_their_own() -> None:
     assert event_line("resumed", {}) == "resumed"
 
 
-def test_a_save_that_fails_again_for_the_same_reason_is_shown_once() -> None:
+def test_save_that_fails_again_for_the_same_reason_is_shown_once() -> None:
     stream = io.StringIO()
     sink = TerminalSink(100, stream=stream)
     for step, number, why in [(6, 0, "full"), (6, 1, "full"), (6, 2, "refused"), (7, 3, "refused"), (7, 4, "refused")]:

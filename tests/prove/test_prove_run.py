@@ -133,7 +133,7 @@ def test_each_test_of_a_scene_is_there_and_in_one_scene() -> None:
     [
         ("tests/infra/test_stacks.py::test_a[x::y]", "stacks"),
         ("tests/images/test_verify.py::test_a", None),
-        ("tests/images/test_tasks.py::test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record", "image"),
+        ("tests/images/test_tasks.py::test_image_goes_from_its_plan_to_a_registry_and_into_record", "image"),
     ],
 )
 def test_a_file_or_a_function_belongs_to_a_scene(nodeid: str, name: str | None) -> None:

@@ -26,9 +26,7 @@ def client_that_hears(monkeypatch: pytest.MonkeyPatch, *said: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE))
-def test_an_answer_without_a_header_that_it_must_have_is_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_answer_without_a_required_header_is_requested_again(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     garbled = {key: value for key, value in WHOLE.items() if key != name}
     assert client_that_hears(monkeypatch, garbled, WHOLE)._make_api_call("HeadObject", {}) == WHOLE
     with pytest.raises(UnreadableAnswerError, match=f"{name} is missing"):

@@ -51,7 +51,7 @@ def test_archived_object_is_listed_as_such_and_its_read_refused(moto_s3: S3Place
         store.read("cold")
 
 
-def test_count_is_a_lower_bound_where_a_listing_hides_archive_tiers() -> None:
+def test_count_is_lower_bound_where_listing_hides_archive_tiers() -> None:
     infos = [ObjectInfo("a", 1, "", 0.0, storage_class=INTELLIGENT_TIERING, archive=tier) for tier in ("X", "", "")]
     with pytest.raises(
         ArchivedError, match=r"at least 1 of 3 objects cannot be read .* such as a in X; fix: .*--key a "

@@ -307,9 +307,7 @@ def test_the_clock_of_the_store_dates_its_objects(store: ObjectStore) -> None:
 
 
 @pytest.mark.slow
-def test_stores_that_are_no_longer_used_give_back_their_descriptors(
-    moto_s3: S3Place, port_80: Callable[[S3Place], FaultyProxy]
-) -> None:
+def test_unused_stores_give_back_their_descriptors(moto_s3: S3Place, port_80: Callable[[S3Place], FaultyProxy]) -> None:
     port_80(moto_s3)
 
     def use(number: int) -> int:

@@ -34,7 +34,7 @@ def memory() -> Iterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [LEAST_BYTES, LEAST_BYTES + 1, SLICE_BYTES, 2 * SLICE_BYTES - 1, LARGEST])
-def test_a_direct_write_gives_the_same_file_and_sum_as_a_plain_one(memory: int, tmp_path: Path, size: int) -> None:
+def test_direct_write_gives_the_same_file_and_sum_as_a_plain_one(memory: int, tmp_path: Path, size: int) -> None:
     target = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     found = write_direct(memory, target, size)
     os.close(target)
@@ -44,9 +44,7 @@ def test_a_direct_write_gives_the_same_file_and_sum_as_a_plain_one(memory: int, 
     assert (tmp_path / "file").read_bytes() == expected
 
 
-def test_what_could_be_pulled_away_from_under_a_mapping_or_is_too_short_is_not_mapped(
-    memory: int, tmp_path: Path
-) -> None:
+def test_what_could_change_under_a_mapping_is_not_mapped(memory: int, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(bytes(LEAST_BYTES))
     unsealed = os.memfd_create("unsealed", os.MFD_CLOEXEC)
     os.truncate(unsealed, LEAST_BYTES)
@@ -56,7 +54,7 @@ def test_what_could_be_pulled_away_from_under_a_mapping_or_is_too_short_is_not_m
     os.close(unsealed)
 
 
-def test_a_disk_that_fills_up_during_a_direct_write_is_said_to_be_full(memory: int, tmp_path: Path) -> None:
+def test_disk_that_fills_during_a_direct_write_is_called_full(memory: int, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 24) as small:
         store = LocalStore(str(small / "run"))
         size = SLICE_BYTES + LEAST_BYTES

@@ -61,9 +61,7 @@ def test_directory_bucket_is_refused(bucket: str) -> None:
     assert line.startswith(f"run.uri = 's3://{bucket}/run': is a directory bucket (S3 Express One Zone)")
 
 
-def test_absent_credentials_are_told_apart_from_a_profile_that_is_not_there(
-    moto_s3: S3Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_credentials_differ_from_a_missing_profile(moto_s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     for variable, value, told in (
@@ -107,7 +105,7 @@ def test_an_unreachable_endpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         (Answer(418, "Teapot"), "answers 418 Teapot injected", 1),
     ],
 )
-def test_a_refusal_is_explained_and_asked_again_only_where_that_may_help(
+def test_refusal_is_explained_and_retried_where_that_may_help(
     proxy: FaultyProxy, moto_s3: S3Place, fault: Answer | Skew, words: str, times: int
 ) -> None:
     proxy.inject(fault)
@@ -122,7 +120,7 @@ def test_the_clock_of_a_server_that_is_off_is_used_all_the_same(proxy: FaultyPro
     assert 3590 < store.now() - here < 3620
 
 
-def test_a_policy_that_forbids_listing_shows_when_something_is_denied(proxy: FaultyProxy, moto_s3: S3Place) -> None:
+def test_policy_that_forbids_listing_shows_at_a_denial(proxy: FaultyProxy, moto_s3: S3Place) -> None:
     proxy.inject(Answer(403, "AccessDenied"), key="list-type=2")
     store = open_store(moto_s3.uri())
     store.put("k", b"x")

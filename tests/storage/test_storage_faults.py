@@ -156,7 +156,7 @@ def test_a_lasting_fault_ends_a_download_after_bounded_attempts(
 
 
 @pytest.mark.parametrize("lab", ["boto3"], indirect=True)
-def test_a_lasting_cut_of_a_small_object_is_the_networks_fault_and_no_damage(lab: Lab) -> None:
+def test_lasting_cut_of_a_small_object_is_the_networks_fault(lab: Lab) -> None:
     lab.store.put("lease.json", b"x" * 1000)
     lab.proxy.inject(Cut(), method="GET")
     with pytest.raises(StorageError, match=f"cut short {ATTEMPTS} times") as caught:
@@ -201,7 +201,7 @@ def test_bytes_that_change_on_the_way_up_are_refused(strict_lab: Lab, source: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strict_lab", ["boto3"], indirect=True)
-def test_bytes_of_a_record_that_change_on_the_way_down_are_asked_for_again(strict_lab: Lab) -> None:
+def test_record_bytes_that_change_on_the_way_are_requested_again(strict_lab: Lab) -> None:
     strict_lab.store.put("lease.json", b"x" * 1000)
     strict_lab.proxy.inject(Swap(), times=2, method="GET")
     assert strict_lab.store.read("lease.json")[0] == b"x" * 1000
@@ -214,7 +214,7 @@ def test_bytes_of_a_record_that_change_on_the_way_down_are_asked_for_again(stric
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [rb"<LastModified>....-..-", rb"<Size>."], ids=["time", "size"])
 @pytest.mark.parametrize("lab", ["boto3"], indirect=True)
-def test_a_listing_that_cannot_be_parsed_is_asked_for_again_and_then_one_line(lab: Lab, at: bytes) -> None:
+def test_listing_that_cannot_be_parsed_is_retried_then_one_line(lab: Lab, at: bytes) -> None:
     """It has no checksum: what the wire did to it shows when botocore reads it, as a plain ValueError."""
     lab.store.put("lease.json", b"{}")
     lab.proxy.inject(Swap(at=at), times=ATTEMPTS - 1)

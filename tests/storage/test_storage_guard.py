@@ -22,7 +22,7 @@ def test_a_connection_to_another_machine_trips_the_guard(only_loopback: list[str
     only_loopback.clear()
 
 
-def test_an_aws_client_without_an_endpoint_of_ours_trips_the_guard(only_loopback: list[str]) -> None:
+def test_aws_client_without_an_endpoint_of_ours_trips_the_guard(only_loopback: list[str]) -> None:
     client = boto3.client("s3", config=Config(retries={"total_max_attempts": 1}))
     with pytest.raises(Exception, match="loopback"):
         client.list_buckets()

@@ -126,7 +126,7 @@ def test_what_a_killed_writer_left_is_swept_and_never_listed(tmp_path: Path) -> 
     assert unfinished(tmp_path) == []
 
 
-def test_an_unfinished_file_of_another_machine_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_unfinished_file_of_another_machine_goes_when_it_is_old(tmp_path: Path) -> None:
     open_store(str(tmp_path)).put("k", b"x")
     young, old = (tmp_path / ".lustrain" / f".tmp-otherone-{name}" for name in ("young", "old"))
     young.write_bytes(b"x")

@@ -48,7 +48,7 @@ def test_nothing_is_told_without_a_token(imds: LocalMetadata) -> None:
         ("60", {"X_Forwarded_For": "10.0.0.1"}, 403),
     ],
 )
-def test_a_token_with_an_impossible_life_or_for_a_proxy_is_refused(
+def test_token_with_an_impossible_life_or_for_a_proxy_is_refused(
     imds: LocalMetadata, ttl: str, headers: dict[str, str], status: int
 ) -> None:
     assert token(imds, ttl, **headers)[0] == status

@@ -51,9 +51,7 @@ IN_A_FOLDER = [flipped_bit_in_data, truncated_manifest, another_ranks_data]
 
 
 @ONE_MESH
-def test_any_damage_to_the_newest_checkpoint_in_s3_is_said_and_costs_one_interval(
-    bench: Bench, weed_s3: S3Place
-) -> None:
+def test_damage_to_the_newest_checkpoint_in_s3_costs_one_save(bench: Bench, weed_s3: S3Place) -> None:
     """One finished run, a copy of it for each kind of damage, and an attempt on each copy."""
     train_twice(bench, weed_s3.uri("whole"))
     client = weed_s3.client()
@@ -67,9 +65,7 @@ def test_any_damage_to_the_newest_checkpoint_in_s3_is_said_and_costs_one_interva
         check(bench, weed_s3.uri(damage.__name__), damage)
 
 
-def test_any_damage_to_the_newest_checkpoint_in_a_folder_is_said_and_costs_one_interval(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_damage_to_newest_checkpoint_in_a_folder_costs_one_save(bench: Bench, tmp_path: Path) -> None:
     train_twice(bench, f"{tmp_path}/whole")
     for damage in IN_A_FOLDER:
         shutil.copytree(tmp_path / "whole", tmp_path / damage.__name__)

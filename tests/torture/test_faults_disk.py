@@ -31,7 +31,7 @@ def fill(disk: Path) -> Path:
     raise AssertionError("the disk has no end")
 
 
-def test_a_full_disk_under_the_run_costs_saves_but_not_the_training(bench: Bench, tmp_path: Path) -> None:
+def test_full_disk_under_run_costs_saves_but_not_the_training(bench: Bench, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", DISK_MB) as disk:
         uri = f"{disk}/run"
         job = bench.start(uri, {"train.steps": 1_000_000})

@@ -43,9 +43,7 @@ def last_logged(store: ObjectStore, generation: int) -> int:
     return int(own_records(store, generation)[0][-1]["step"])
 
 
-def test_a_notice_on_one_rank_stops_all_at_the_same_step_with_everything_committed(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_notice_on_one_rank_stops_all_at_one_step_all_committed(bench: Bench, tmp_path: Path) -> None:
     uri = f"{tmp_path}/run"
     job = bench.start(uri, STEADY, ranks=2)
     job.wait_for("step ")
@@ -80,7 +78,7 @@ def test_a_second_sigterm_during_the_save_changes_nothing(bench: Bench, weed_s3:
     [(86_400.0, "the newest state"), (0.001, "the one in flight")],
     ids=["enough time", "too little"],
 )
-def test_a_notice_during_a_save_lets_it_commit_and_saves_the_newest_state_if_there_is_time(
+def test_notice_during_a_save_lets_it_commit_and_saves_newest(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy, grace_s: float, saves: str
 ) -> None:
     sets = {**ENDLESS, "interrupt.signal_grace_s": grace_s}
@@ -134,7 +132,7 @@ def test_a_notice_while_the_job_starts_is_85_and_costs_nothing(bench: Bench, tmp
     assert_same_training(store, bench.reference(2), 30)
 
 
-def test_a_later_ctrl_c_stops_at_once_and_leaves_no_process_behind(
+def test_later_ctrl_c_stops_at_once_and_leaves_no_process_behind(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
 ) -> None:
     uri = weed_s3.uri()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_death_of_a_rank_is_one_line_and_exit_75_on_the_others(bench: Bench, tmp_path: Path, victim: int) -> None:
+def test_death_of_a_rank_is_one_line_and_exit_75_on_the_others(bench: Bench, tmp_path: Path, victim: int) -> None:
     job = bench.start(f"{tmp_path}/run", {"train.steps": 1_000_000}, ranks=2)
     job.wait_for("checkpoint committed: step 5,")
     job.send(signal.SIGKILL, [victim])
@@ -30,7 +30,7 @@ def test_the_death_of_a_rank_is_one_line_and_exit_75_on_the_others(bench: Bench,
     assert "frame #" not in job.said()
 
 
-def test_every_rank_hears_how_the_last_save_ended_before_rank_0_is_gone(bench: Bench, tmp_path: Path) -> None:
+def test_every_rank_hears_last_saves_end_before_rank_0_is_gone(bench: Bench, tmp_path: Path) -> None:
     """Rank 0 hosts the ranks' store; a rank that still asks it would end with 75 where the job is done."""
     for attempt in range(1, 5):
         job = bench.start(f"{tmp_path}/run", {"train.steps": 6 * attempt}, ranks=3)

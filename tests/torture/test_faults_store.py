@@ -39,7 +39,7 @@ def lines_with(job: Job, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("bench", "ranks"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)], indirect=["bench"])
-def test_a_store_that_fails_now_and_then_costs_time_and_a_bounded_number_of_retries(
+def test_store_that_fails_now_and_then_costs_bounded_retries(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy, ranks: int
 ) -> None:
     faults = (Answer(500, "InternalError"), Answer(503, "SlowDown"), Reset(), Reset(after=True), Cut(), Delay(0.1))
@@ -55,7 +55,7 @@ def test_a_store_that_fails_now_and_then_costs_time_and_a_bounded_number_of_retr
     assert tries <= MOST_TRIES, f"{request} was tried {tries} times"
 
 
-def test_while_the_store_is_away_training_goes_on_and_afterwards_saves_commit_again(
+def test_training_goes_on_without_store_and_saves_commit_later(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
 ) -> None:
     endless = {"train.steps": 1_000_000}
@@ -79,7 +79,7 @@ def test_while_the_store_is_away_training_goes_on_and_afterwards_saves_commit_ag
 
 @pytest.mark.torture
 @ONE_MESH
-def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_kept_in_files(
+def test_store_that_never_comes_back_is_exit_1_with_log_files(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
 ) -> None:
     job = bench.start(weed_s3.uri(), {"train.steps": 1_000_000}, environment=through(proxy, **FEW_TRIES))
@@ -102,9 +102,7 @@ def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_
 
 
 @ONE_MESH
-def test_a_clock_an_hour_off_is_one_line_that_says_so_and_nothing_is_lost(
-    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
-) -> None:
+def test_clock_an_hour_off_is_one_line_and_loses_nothing(bench: Bench, weed_s3: S3Place, proxy: FaultyProxy) -> None:
     job = bench.start(weed_s3.uri(), {"train.steps": 1_000_000}, environment=through(proxy, **FEW_TRIES))
     job.wait_for("checkpoint committed: step 5,")
     proxy.inject(Skew(3600.0, refuse=True))

@@ -21,7 +21,7 @@ SOON_S = 10.0
     [{"checkpoint.every_steps": 5}, {"checkpoint.every_steps": 1_000_000, "checkpoint.lease_poll_s": 0.1}],
     ids=["at its next commit", "between two commits"],
 )
-def test_the_older_job_stops_with_86_on_all_ranks_and_the_newer_one_finishes_bit_identical(
+def test_older_job_stops_with_86_and_the_newer_ends_identical(
     bench: Bench, tmp_path: Path, notices: dict[str, object]
 ) -> None:
     uri = f"{tmp_path}/run"

@@ -64,7 +64,7 @@ def hugging_face_logits(weights: dict[str, Tensor], config: dict[str, object], i
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_exported_weights_give_hugging_faces_llama_the_same_logits(tied: bool, kv_heads: int) -> None:
+def test_exported_weights_give_hugging_faces_llama_same_logits(tied: bool, kv_heads: int) -> None:
     shape = dataclasses.replace(SMALL, tied=tied, kv_heads=kv_heads, rope_theta=5000.0, norm_eps=1e-3)
     model = llama.build(shape, length=24, seed=3)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_weights_are_a_function_of_the_seed_alone() -> None:
     assert not torch.equal(first.embed.weight, other.embed.weight)
 
 
-def test_layers_that_write_the_residual_stream_start_smaller_with_depth() -> None:
+def test_layers_that_write_the_residual_start_smaller_with_depth() -> None:
     shape = llama.LlamaShape(width=128, layers=8, heads=4, kv_heads=4, hidden=256, vocab_size=64)
     model = llama.build(shape, length=8, seed=0)
     for name, parameter in model.named_parameters():
@@ -115,7 +115,7 @@ def test_a_token_is_not_seen_before_its_time() -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 7, 1000])
-def test_the_loss_is_the_sum_of_cross_entropies_however_it_is_chunked(chunk: int) -> None:
+def test_the_loss_is_the_sum_of_cross_entropies_however_chunked(chunk: int) -> None:
     model = llama.build(SMALL, length=12, seed=1, loss_chunk=chunk)
     ids, targets = tokens(3, 12), tokens(3, 12, seed=1)
     expected = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), reduction="sum")
@@ -126,7 +126,7 @@ def test_the_loss_is_the_sum_of_cross_entropies_however_it_is_chunked(chunk: int
     torch.testing.assert_close(torch.autograd.grad(loss, model.embed.weight)[0], expected_grad)
 
 
-def test_bf16_autocast_keeps_the_loss_in_fp32_and_near_the_exact_one() -> None:
+def test_bf16_autocast_keeps_loss_in_fp32_and_near_the_exact_one() -> None:
     model = llama.build(SMALL, length=12, seed=1)
     ids, targets = tokens(3, 12), tokens(3, 12, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -185,7 +185,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(width=st.integers(1, 40), heads=st.integers(1, 12), kv_heads=st.integers(1, 12))
-def test_a_shape_without_problems_computes_and_others_name_them_all(width: int, heads: int, kv_heads: int) -> None:
+def test_shape_without_problems_computes_others_name_them_all(width: int, heads: int, kv_heads: int) -> None:
     shape = llama.LlamaShape(width=width, layers=1, heads=heads, kv_heads=kv_heads, hidden=8, vocab_size=11)
     lines = llama.shape_problems(shape, "task.model")
     bad_heads = width % heads != 0 or (width // heads) % 2 != 0

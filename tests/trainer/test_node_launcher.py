@@ -124,7 +124,7 @@ def test_all_nodes_hear_of_all_and_of_the_jobs_end(
 
 
 @pytest.mark.slow
-def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Callable[..., list[Heartbeat]]) -> None:
+def test_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Callable[..., list[Heartbeat]]) -> None:
     nodes = beating(3)
     wait_until(lambda: all(beats.check().all_here for beats in nodes))
     nodes[2].ended(EXIT_LOST_RUN)
@@ -154,7 +154,7 @@ def test_a_node_that_falls_silent_is_named_to_all(
 
 
 @pytest.mark.slow
-def test_a_launcher_that_takes_a_nodes_place_while_ranks_run_ends_the_attempt(
+def test_launcher_that_takes_a_nodes_place_ends_the_attempt(
     beating: Callable[..., list[Heartbeat]], clock: Clock
 ) -> None:
     """Kubernetes replaces a pod at once; the ranks of the others still wait for the rank that is gone."""
@@ -197,7 +197,7 @@ def test_a_node_of_another_attempt_is_not_heard(
 
 
 @pytest.mark.parametrize("value", ["soon", "1", "-5", "nan", "inf"])
-def test_a_silence_that_is_no_time_is_one_line_and_none_is_the_usual_one(value: str) -> None:
+def test_silence_that_is_no_time_is_one_line_and_none_is_usual(value: str) -> None:
     assert max_silence_s(5.0, {}) == 5.0
     assert max_silence_s(5.0, {"LUSTRAIN_SILENT_S": "60"}) == 60.0
     with pytest.raises(
@@ -339,7 +339,7 @@ class Nodes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_the_ranks_of_a_lost_nodes_peers_are_ended_and_the_next_attempt_goes_on(tmp_path: Path, lost: int) -> None:
+def test_ranks_of_a_lost_nodes_peers_end_and_the_next_goes_on(tmp_path: Path, lost: int) -> None:
     store = open_store(f"{tmp_path}/run")
     sets = ("checkpoint.every_steps=20", "parallel.timeout_s=6000")
     nodes = Nodes(tmp_path, 2, *sets, environment={"LUSTRAIN_ATTEMPT": "1", "LUSTRAIN_SILENT_S": "40"})

@@ -90,7 +90,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "last_words"), [("starting", ""), ("training", "told to stop\n")])
-def test_a_rank_left_alone_ends_and_first_hears_of_it_where_it_can_save(phase: str, last_words: str) -> None:
+def test_rank_left_alone_ends_and_hears_of_it_where_it_can_save(phase: str, last_words: str) -> None:
     """This one does not stop when it is told to, as one that waits for a peer."""
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, CHILD, phase], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
@@ -106,7 +106,7 @@ def test_a_rank_left_alone_ends_and_first_hears_of_it_where_it_can_save(phase: s
 
 
 @pytest.mark.parametrize("parent", [os.getppid(), os.getpid()], ids=["another", "this"])
-def test_a_rank_whose_launcher_was_gone_before_it_began_ends_at_once(parent: int) -> None:
+def test_rank_whose_launcher_was_gone_at_its_start_ends(parent: int) -> None:
     environment = {**os.environ, "LUSTRAIN_LAUNCHER": str(parent)}
     done = subprocess.run([sys.executable, "-m", "trainer", "--version"], env=environment, check=False)
     assert done.returncode == (0 if parent == os.getpid() else 1)
@@ -131,7 +131,7 @@ time.sleep(6000)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["starting", "training"])
-def test_a_launcher_that_is_killed_takes_its_ranks_and_their_writers_with_it(tmp_path: Path, phase: str) -> None:
+def test_killed_launcher_takes_its_ranks_and_writers_with_it(tmp_path: Path, phase: str) -> None:
     """Ranks that train save first; ranks that start must not claim the run, which the next job may own by then."""
     sets = ["checkpoint.every_steps=50", "interrupt.signal_grace_s=600"]
     if phase == "starting":
@@ -190,7 +190,7 @@ def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_notice_to_the_launcher_before_any_rank_listens_ends_in_a_checkpoint_and_85(tmp_path: Path) -> None:
+def test_notice_before_ranks_listen_ends_in_checkpoint_and_85(tmp_path: Path) -> None:
     """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
     job = subprocess.Popen(launch(tmp_path), env=PATIENT_ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: children_of(job.pid))
@@ -198,7 +198,7 @@ def test_a_notice_to_the_launcher_before_any_rank_listens_ends_in_a_checkpoint_a
 
 
 @pytest.mark.slow
-def test_a_notice_while_a_rank_still_loads_torch_ends_in_a_checkpoint_and_85(tmp_path: Path) -> None:
+def test_notice_while_rank_loads_torch_ends_in_checkpoint_and_85(tmp_path: Path) -> None:
     """Under a launcher that passes signals on and holds none, as torchrun."""
     command = [sys.executable, "-m", "trainer", "train", str(endless(tmp_path))]
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

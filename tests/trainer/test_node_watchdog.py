@@ -45,7 +45,7 @@ def test_one_slow_step_does_not_move_the_limit(tmp_path: Path) -> None:
     assert overdue_s(tmp_path / "0", began + MIN_HUNG_S + 1) is not None
 
 
-def test_a_rank_with_a_launcher_writes_when_its_step_began_on_the_clock_that_the_launcher_reads(tmp_path: Path) -> None:
+def test_rank_with_a_launcher_writes_its_step_on_launchers_clock(tmp_path: Path) -> None:
     before = time.monotonic()
     clock = StepWatchdog.of({CLOCK: str(tmp_path / "0")})
     for _ in range(MIN_MEASURED):
@@ -69,7 +69,7 @@ def test_age_of_a_step_is_0_between_steps() -> None:
     assert clock.age_s() == 0.0
 
 
-def test_a_rank_without_a_launcher_writes_no_clock_and_a_missing_one_is_no_hang(tmp_path: Path) -> None:
+def test_rank_without_a_launcher_writes_no_clock_and_is_no_hang(tmp_path: Path) -> None:
     clock = StepWatchdog.of({})
     clock.start_step()
     clock.end_step(1.0)

@@ -43,7 +43,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> N
 
 
 @pytest.mark.parametrize("fused", [True, False, None])
-def test_it_is_torchs_adamw_with_decay_of_matrices_only_and_allocated_state(fused: bool | None) -> None:
+def test_it_is_torchs_adamw_with_decay_of_matrices_only(fused: bool | None) -> None:
     model = llama.build(SHAPE, length=8, seed=0)
     plain = copy.deepcopy(model)
     config = OptimizerConfig(lr=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.5, fused=fused)
@@ -61,7 +61,7 @@ def test_it_is_torchs_adamw_with_decay_of_matrices_only_and_allocated_state(fuse
         torch.testing.assert_close(parameter, expected)
 
 
-def test_every_state_tensor_is_there_by_name_before_the_first_step() -> None:
+def test_every_state_tensor_is_there_by_name_before_first_step() -> None:
     model = llama.build(SHAPE, length=8, seed=0)
     optimizer = make_optimizer(model, OptimizerConfig())
     before = optimizer_tensors(model, optimizer)
@@ -75,7 +75,7 @@ def test_every_state_tensor_is_there_by_name_before_the_first_step() -> None:
     assert float(after["optim/embed.weight/step"]) == 2.0
 
 
-def test_a_state_that_does_not_fit_is_refused_whole_with_every_misfit_named() -> None:
+def test_state_that_does_not_fit_is_refused_by_every_misfit() -> None:
     targets = {"model/a": torch.zeros(2), "model/b": torch.zeros(3), "model/c": torch.zeros(1)}
     saved = {"model/a": torch.ones(2), "model/b": torch.ones(4), "model/d": torch.ones(1)}
     with pytest.raises(UserError) as caught:
@@ -86,7 +86,7 @@ def test_a_state_that_does_not_fit_is_refused_whole_with_every_misfit_named() ->
         load_in_place({"x": torch.zeros(2)}, {"x": torch.zeros(2, dtype=torch.float64)})
 
 
-def test_model_tensors_name_each_weight_once_and_leave_derived_tables_out() -> None:
+def test_model_tensors_name_each_weight_once_sans_tables() -> None:
     model = llama.build(SHAPE, length=8, seed=0)
     tensors = model_tensors(model)
     assert set(tensors) == {f"model/{name}" for name, _ in model.named_parameters()}
@@ -217,7 +217,7 @@ def test_gradients_within_the_limit_are_not_touched() -> None:
     assert parameters[0].grad._version == version, "a factor of exactly 1 must not cost a pass"
 
 
-def test_gradients_that_are_not_finite_are_reported_and_left_alone() -> None:
+def test_gradients_that_are_not_finite_are_reported_only() -> None:
     parameters = with_grads([[1.0, math.inf], [2.0]])
     assert not math.isfinite(clip_(parameters, 1.0, scale=0.5))
     assert parameters[1].grad.tolist() == [2.0]

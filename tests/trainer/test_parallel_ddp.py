@@ -72,7 +72,7 @@ def gradients(world: parallel.World, options: list[dict[str, Any]]) -> list[dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_accumulated_gradients_of_any_world_are_those_of_one_process(fork_server: ForkServer, world_size: int) -> None:
+def test_accumulated_gradients_of_any_world_are_one_processs(fork_server: ForkServer, world_size: int) -> None:
     (expected,) = gradients(parallel.join(ParallelConfig(device="cpu"), {}), [{}])
     for of_rank in run_ranks(fork_server, world_size, gradients, OPTIONS):
         for option, found in zip(OPTIONS, of_rank, strict=True):
@@ -100,7 +100,7 @@ def count_exchanges(world: parallel.World) -> list[int]:
 
 
 @pytest.mark.slow
-def test_gradients_are_exchanged_once_per_step_and_not_per_micro_batch(fork_server: ForkServer) -> None:
+def test_gradients_are_exchanged_per_step_not_per_micro_batch(fork_server: ForkServer) -> None:
     size = sum(p.numel() for p in llama.build(SHAPE, length=16, seed=0).parameters())
     for exchanged in run_ranks(fork_server, 2, count_exchanges):
         assert sum(exchanged) == size
@@ -132,7 +132,7 @@ def train_with_hooks(world: parallel.World, hooks: list[str]) -> dict[str, tuple
 
 
 @pytest.mark.slow
-def test_every_communication_hook_trains_and_keeps_the_ranks_alike(fork_server: ForkServer) -> None:
+def test_every_communication_hook_trains_and_keeps_ranks_alike(fork_server: ForkServer) -> None:
     hooks = ["none", "fp16"]  # bf16 needs NCCL
     first, second = run_ranks(fork_server, 2, train_with_hooks, hooks)
     for hook in hooks:
@@ -181,7 +181,7 @@ def statistics(world: parallel.World) -> str:
 
 
 @pytest.mark.slow
-def test_models_whose_buffers_learn_from_the_batch_are_refused_on_several_ranks(fork_server: ForkServer) -> None:
+def test_models_whose_buffers_learn_are_refused_on_several_ranks(fork_server: ForkServer) -> None:
     for message in run_ranks(fork_server, 2, statistics):
         assert "batch normalisation" in message
 

@@ -77,7 +77,7 @@ def port() -> int:
 STORES: list[TCPStore] = []
 
 
-def test_a_rank_is_silent_once_its_count_has_stood_still_for_that_many_looks() -> None:
+def test_rank_is_silent_once_its_count_stands_still_enough() -> None:
     silence = Silence(3, longest=3)
     looks = [[b"0", b"0", b"0"], *([str(one).encode(), b"0", str(one).encode()] for one in range(1, 9))]
     assert [silence.look(counts) for counts in looks] == [[], [], [], *[[1]] * 6]
@@ -130,7 +130,7 @@ def test_a_store_that_is_gone_is_a_rank_0_that_is_gone(end: signal.Signals, capf
 
 
 @pytest.mark.parametrize("told", [0, 1])
-def test_sigterm_with_a_peer_gone_ends_with_75_and_the_next_start_goes_on(
+def test_sigterm_with_a_peer_gone_ends_with_75_and_next_goes_on(
     fork_server: ForkServer, tmp_path: Path, told: int
 ) -> None:
     """A stopped process is to its peers what a lost machine is: its connections stay open, and nothing answers."""

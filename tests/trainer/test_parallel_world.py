@@ -24,7 +24,7 @@ CPU = ParallelConfig(device="cpu")
 TWO = Placement(2, (LOOPBACK, 29500)).environments({})[0]
 
 
-def test_without_torchrun_one_is_alone_and_needs_no_process_group() -> None:
+def test_without_torchrun_one_rank_needs_no_process_group() -> None:
     world = parallel.join(CPU, {"SLURM_NTASKS": "1"})
     assert (world.rank, world.world_size, world.local_rank, world.device.type) == (0, 1, 0, "cpu")
     assert not dist.is_initialized()
@@ -94,7 +94,7 @@ def test_ranks_of_two_attempts_never_meet(attempts: str, code: int, timeout_s: i
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_this_ranks_failure_and_not_a_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_this_ranks_failure_and_not_a_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()

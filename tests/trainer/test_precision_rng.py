@@ -50,7 +50,7 @@ def test_a_micro_batchs_streams_repeat_and_differ_from_anothers() -> None:
 @pytest.mark.parametrize(
     ("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_autocast_computes_in_the_named_format_and_only_fp16_scales_its_loss(mode: str, dtype: torch.dtype) -> None:
+def test_autocast_uses_the_named_format_and_only_fp16_scales(mode: str, dtype: torch.dtype) -> None:
     config = PrecisionConfig(mode=mode)
     with precision.autocast(config, CPU):
         assert torch.nn.Linear(4, 4)(torch.rand(2, 4)).dtype == dtype
@@ -78,7 +78,7 @@ def test_policies_end_with_their_context() -> None:
         assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_an_fp16_overflow_changes_neither_weights_nor_moments_and_training_goes_on() -> None:
+def test_fp16_overflow_changes_no_weight_or_moment_and_goes_on() -> None:
     model = llama.build(
         llama.LlamaShape(width=16, layers=1, heads=2, kv_heads=1, hidden=24, vocab_size=19), length=8, seed=0
     )

@@ -60,7 +60,7 @@ def test_recomputation_changes_no_bit_dropout_included() -> None:
         assert all(torch.equal(grads[name], same[name]) for name in grads), kind
 
 
-def test_full_recomputes_every_product_and_selective_every_second() -> None:
+def test_full_recomputes_every_product_selective_every_second() -> None:
     plain, selective, full = (step(kind, dropout=0.0)[2] for kind in ("none", "selective", "full"))
     per_block = 6  # query, key, value, output, gate, up; nothing in backward needs the result of down
     assert full - plain == 2 * per_block

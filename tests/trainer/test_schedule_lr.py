@@ -35,7 +35,7 @@ def schedules(draw: st.DrawFn) -> tuple[ScheduleConfig, int]:
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(schedules())
-def test_the_rate_rises_to_the_base_then_falls_and_never_leaves_its_bounds(case: tuple[ScheduleConfig, int]) -> None:
+def test_the_rate_rises_to_the_base_then_falls_within_its_bounds(case: tuple[ScheduleConfig, int]) -> None:
     config, total = case
     rates = [lr_at(step, config, total, BASE) for step in range(1, total + 1)]
     floor = BASE * min(config.min_lr_ratio, config.initial_lr_ratio if config.kind == "onecycle" else 1)

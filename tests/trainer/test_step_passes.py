@@ -9,7 +9,7 @@ from trainer.step.passes import Pass, passes
 
 
 @given(micro_batches=st.integers(1, 40), ranks=st.integers(1, 50))
-def test_each_micro_batch_counts_once_and_passes_are_equally_many(micro_batches: int, ranks: int) -> None:
+def test_each_micro_batch_counts_once_and_passes_are_equal(micro_batches: int, ranks: int) -> None:
     by_rank = [passes(micro_batches, rank, ranks) for rank in range(ranks)]
     assert {len(mine) for mine in by_rank} == {-(-micro_batches // ranks)}
     counted = [one.number for turn in zip(*by_rank, strict=True) for one in turn if one.counts]

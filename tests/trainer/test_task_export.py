@@ -23,7 +23,7 @@ def opened(folder: Path, tokenizer: str) -> LanguageModel:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokenizer", "end"), [("train:300", 0), ("bytes", 256)])
-def test_an_export_names_the_end_of_text_and_brings_the_tokenizer(tmp_path: Path, tokenizer: str, end: int) -> None:
+def test_export_names_the_end_of_text_and_brings_the_tokenizer(tmp_path: Path, tokenizer: str, end: int) -> None:
     task = opened(tmp_path, tokenizer)
     files = task.export_files()
     assert task.export_config(task.build_model())["eos_token_id"] == end

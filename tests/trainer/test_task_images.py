@@ -49,7 +49,7 @@ def test_an_image_does_not_depend_on_its_batch(digits: Any, data: st.DataObject)
         assert alone["labels"][0] == batch["labels"][row]
 
 
-def test_variants_of_a_character_differ_and_other_seeds_move_it_otherwise(digits: Any) -> None:
+def test_variants_of_a_character_differ_and_other_seeds_move_it(digits: Any) -> None:
     glyphs = digits.train_samples // 16
     ids = np.array([3, 3 + glyphs, 3 + 2 * glyphs])
     batch = digits.train_batch(ids)
@@ -131,7 +131,7 @@ def test_the_classifier_starts_from_its_seed_alone() -> None:
 
 
 @pytest.mark.slow
-def test_characters_in_unseen_fonts_are_recognised_far_above_chance(digits: Any) -> None:
+def test_unseen_fonts_are_recognised_far_above_chance(digits: Any) -> None:
     model = digits.build_model()
     optimizer = make_optimizer(model, OptimizerConfig(lr=3e-3))
     rng = np.random.default_rng(0)

@@ -123,7 +123,7 @@ def test_a_set_without_held_out_text_has_nothing_to_evaluate(tmp_path: Path) -> 
     assert task.eval_samples == 0
 
 
-def test_the_fingerprint_changes_with_model_and_data_and_not_with_memory_settings(data: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_model_and_data_not_memory(data: Path, tmp_path: Path) -> None:
     def fingerprint(uri: Path, **options: Any) -> dict[str, Any]:
         task = task_for(uri, **options)
         task.open(tmp_path / "cache")
@@ -157,9 +157,7 @@ def test_data_that_does_not_fit_the_options_is_refused(data: Path, tmp_path: Pat
         task_for(tmp_path).open(tmp_path)
 
 
-def test_the_vocabulary_may_be_wider_than_the_tokenizers_and_the_seed_makes_the_weights(
-    data: Path, tmp_path: Path
-) -> None:
+def test_the_vocabulary_may_be_wider_than_the_tokenizers(data: Path, tmp_path: Path) -> None:
     weights = []
     for seed in (1, 2):
         task = task_for(data, seed, model={"vocab_size": 320})

@@ -56,7 +56,7 @@ def on_ranks(work: Callable[[int, CountedVotes], Any], world_size: int = 2) -> t
 
 
 @pytest.mark.parametrize("ask", ["gather_and_decide", "run_on_all_ranks"])
-def test_only_rank_0_reads_what_all_say_and_all_hear_what_it_makes_of_that(ask: str) -> None:
+def test_only_rank_0_reads_what_all_say_and_all_hear_the_result(ask: str) -> None:
     def reduce(said: dict[int, Any]) -> Any:
         return {"words": [one["word"] for _, one in sorted(said.items())]}
 
@@ -70,7 +70,7 @@ def test_only_rank_0_reads_what_all_say_and_all_hear_what_it_makes_of_that(ask: 
     assert [box.heard for box in boxes] == [9, *[1] * 7], "the ranks' words and the outcome; the outcome alone"
 
 
-def test_a_refusal_of_reduce_reaches_all_with_its_lines_and_exit_code() -> None:
+def test_refusal_of_reduce_reaches_all_with_its_lines_and_code() -> None:
     def reduce(said: dict[int, Any]) -> Any:
         raise Failed(["one: wrong", "two: wrong"])
 
@@ -80,7 +80,7 @@ def test_a_refusal_of_reduce_reaches_all_with_its_lines_and_exit_code() -> None:
 
 
 @pytest.mark.parametrize(("kind", "code"), [(UserError, 2), (Failed, 1)])
-def test_a_mistake_on_one_rank_is_raised_on_all_with_its_exit_code(kind: type[UserError], code: int) -> None:
+def test_mistake_on_one_rank_is_raised_on_all_with_its_exit_code(kind: type[UserError], code: int) -> None:
     def work(rank: int, votes: CountedVotes) -> Any:
         def mine() -> None:
             if rank == 1:
@@ -105,7 +105,7 @@ def test_the_same_mistake_on_all_ranks_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_defect_on_one_rank_is_a_line_on_the_others_and_keeps_its_trace_at_home(broken: int) -> None:
+def test_defect_on_one_rank_is_a_line_on_the_others(broken: int) -> None:
     def work(rank: int, votes: CountedVotes) -> Any:
         def mine() -> None:
             if rank == broken:
@@ -294,7 +294,7 @@ def test_ranks_that_opened_other_data_all_refuse_to_start(tmp_path: Path) -> Non
     [(Answer(503), 1), (Reset(), 1), (Answer(403, "AccessDenied"), 2)],
     ids=["busy", "gone", "refused"],
 )
-def test_a_store_that_fails_while_the_run_is_claimed_is_a_failure_and_one_that_refuses_a_mistake(
+def test_store_failing_at_lease_is_a_failure_refusing_a_mistake(
     monkeypatch: pytest.MonkeyPatch, fault: Fault, code: int
 ) -> None:
     """By these codes a launcher starts the job again, or asks a person."""
@@ -310,7 +310,7 @@ def test_a_store_that_fails_while_the_run_is_claimed_is_a_failure_and_one_that_r
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_what_the_job_before_commits_until_the_run_is_taken_is_not_lost(tmp_path: Path, world_size: int) -> None:
+def test_what_job_before_commits_until_the_takeover_is_not_lost(tmp_path: Path, world_size: int) -> None:
     config = tiny_config(tmp_path / "run")
     store: ObjectStore = open_store(config.run.uri)
     before = Lease.take(store, "the job before")
@@ -332,9 +332,7 @@ def test_what_the_job_before_commits_until_the_run_is_taken_is_not_lost(tmp_path
 
 
 @pytest.mark.parametrize(("overtaken", "code"), [(True, EXIT_LOST_RUN), (False, EXIT_CONFIG)])
-def test_checkpoints_that_a_newer_job_pruned_while_this_one_read_them_are_a_lost_run_and_no_damage(
-    tmp_path: Path, overtaken: bool, code: int
-) -> None:
+def test_checkpoints_pruned_by_newer_job_are_lost_run_no_damage(tmp_path: Path, overtaken: bool, code: int) -> None:
     config = tiny_config(tmp_path / "run")
     store = open_store(config.run.uri)
     lease = Lease.take(store, "this job")
@@ -346,7 +344,7 @@ def test_checkpoints_that_a_newer_job_pruned_while_this_one_read_them_are_a_lost
     assert all(("none verifies" in str(error)) != overtaken for error in errors)
 
 
-def test_a_store_that_fails_when_asked_who_owns_the_run_is_a_failure_and_no_mistake(tmp_path: Path) -> None:
+def test_store_that_fails_at_the_owners_check_is_a_failure(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "run")
     Lease.take(open_store(config.run.uri), "this job")
     record, silent = read_lease(open_store(config.run.uri)), away(config.run.uri, "read", LEASE)

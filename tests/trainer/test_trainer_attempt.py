@@ -12,7 +12,7 @@ from trainer.metrics.relay import rank_name
 @pytest.mark.parametrize(
     ("value", "number"), [(None, None), ("", None), ("1", 1), ("000000012", 12), ("999999999", 999999999)]
 )
-def test_the_launchers_number_is_read_and_begins_the_lines_of_a_rank(value: str | None, number: int | None) -> None:
+def test_the_launchers_number_begins_the_lines_of_a_rank(value: str | None, number: int | None) -> None:
     read = launch_attempt({} if value is None else {"LUSTRAIN_ATTEMPT": value})
     assert read == number
     assert rank_name(3, read) == ("rank 3" if number is None else f"attempt {number}, rank 3")

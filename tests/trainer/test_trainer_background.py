@@ -35,7 +35,7 @@ def broken(met: threading.Event) -> Callable[..., None]:
     return fail
 
 
-def test_a_defect_of_the_lease_watcher_is_raised_where_the_loop_asks(tmp_path: Path, met: threading.Event) -> None:
+def test_defect_of_the_lease_watcher_is_raised_in_the_loop(tmp_path: Path, met: threading.Event) -> None:
     store = Asking(str(tmp_path), lambda request, key: None)
     lease = Lease.take(store, "me")
     store.before = broken(met)
@@ -46,7 +46,7 @@ def test_a_defect_of_the_lease_watcher_is_raised_where_the_loop_asks(tmp_path: P
         _ = fence.lost
 
 
-def test_a_defect_of_the_notice_watcher_is_raised_where_the_loop_asks(met: threading.Event) -> None:
+def test_defect_of_the_notice_watcher_is_raised_in_the_loop(met: threading.Event) -> None:
     config = InterruptConfig(deadline="2100-01-01T00:00:00Z", poll_s=0.001)
     with NoticeWatcher(config, wall_clock=broken(met)) as watch:
         assert met.wait(300)
@@ -54,9 +54,7 @@ def test_a_defect_of_the_notice_watcher_is_raised_where_the_loop_asks(met: threa
         watch.notice()
 
 
-def test_a_defect_of_the_thread_that_stores_the_log_ends_the_next_step_and_leaves_the_records(
-    tmp_path: Path, met: threading.Event
-) -> None:
+def test_defect_of_log_thread_ends_the_next_step_records_stay(tmp_path: Path, met: threading.Event) -> None:
     store = Asking(str(tmp_path), broken(met))
     told: list[str] = []
     log = RunLog(store, 1, 60.0, on_trouble=told.append)

@@ -103,7 +103,7 @@ def begin(config: Path, *sets: str) -> None:
 
 
 @pytest.mark.slow
-def test_roll_back_goes_on_before_the_bad_step_with_later_samples(
+def test_roll_back_goes_on_before_bad_step_with_later_samples(
     config: Path, tmp_path: Path, taken: list[list[int]]
 ) -> None:
     run = tmp_path / "run"
@@ -126,9 +126,7 @@ def test_roll_back_goes_on_before_the_bad_step_with_later_samples(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_run_interrupted_after_a_roll_back_ends_as_the_uninterrupted(
-    config: Path, tmp_path: Path, precision: str
-) -> None:
+def test_run_interrupted_after_a_roll_back_ends_as_uninterrupted(config: Path, tmp_path: Path, precision: str) -> None:
     sets = (f"precision.mode={precision}", "precision.fp16_initial_scale=1024.0")
     begin(config, f"run.uri={tmp_path}/reference", *sets)
     assert train(config, *ROLL_BACK, f"run.uri={tmp_path}/reference", *sets) == 0

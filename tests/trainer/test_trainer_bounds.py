@@ -130,7 +130,7 @@ def test_every_number_has_a_range_and_is_one_line_outside_of_it(found: list[Numb
         ("optimizer.lr", 1e-39),
     ],
 )
-def test_numbers_that_once_ended_threads_or_said_nothing_for_minutes_are_refused(key: str, value: float) -> None:
+def test_numbers_that_end_threads_or_silence_output_are_refused(key: str, value: float) -> None:
     assert len(told(tuple(key.split(".")), value, NEEDED["task"] | {"model": {}})) == 1
 
 

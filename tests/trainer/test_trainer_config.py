@@ -106,7 +106,7 @@ def test_what_ends_a_parser_or_a_system_call_is_one_line(tmp_path: Path, text: s
     assert len(line) < 400
 
 
-def test_what_a_task_from_elsewhere_demands_is_told_in_plain_words() -> None:
+def test_needs_of_a_foreign_task_are_in_plain_words() -> None:
     class Options(BaseModel):
         word: Annotated[str, Field(pattern="^a+$")]
         count: Annotated[int, Field(multiple_of=4)]

@@ -79,7 +79,7 @@ def test_a_classifiers_parameters_are_counted_before_it_is(patch: int, width: in
         (None, 99, None, ""),
     ],
 )  # fmt: skip
-def test_what_never_fits_is_a_mistake_and_what_does_not_fit_now_a_failure(
+def test_what_never_fits_is_mistake_what_does_not_now_a_failure(
     monkeypatch: pytest.MonkeyPatch, need: Footprint | None, ranks: int, code: int | None, says: str
 ) -> None:
     monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 20 * GB))
@@ -94,7 +94,7 @@ def test_what_never_fits_is_a_mistake_and_what_does_not_fit_now_a_failure(
     assert caught.value.exit_code == code
 
 
-def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_holds_the_training_and_the_host_each_ranks_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 32 * GB))
     monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 80 * GB, 80 * GB))
     world = World(0, 8, 0, torch.device("cuda", 0), HashStore())
@@ -219,7 +219,7 @@ def test_allocated_weights_are_a_quarter_of_counted_bytes(
             check_memory(config, Footprint(llama.parameters(shape), 0, "task.model"), world, {}, built_whole=False)
 
 
-def test_the_lowest_limit_from_the_processs_own_group_up_counts_and_swap_is_memory_too(tmp_path: Path) -> None:
+def test_the_lowest_limit_from_the_own_group_up_counts_with_swap(tmp_path: Path) -> None:
     meminfo, own, groups = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "groups"
     meminfo.write_text("MemTotal: 1000 kB\nSwapTotal: 24 kB\nSwapFree: 0 kB\nHugePages_Total: 0\n")
 

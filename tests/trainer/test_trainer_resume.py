@@ -38,9 +38,7 @@ def counters(manifest: Manifest) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_interrupted_run_ends_with_every_byte_and_counter_of_the_uninterrupted(
-    config: Path, tmp_path: Path, precision: str
-) -> None:
+def test_interrupted_run_ends_with_every_byte_of_uninterrupted(config: Path, tmp_path: Path, precision: str) -> None:
     sets = (f"precision.mode={precision}", "precision.fp16_initial_scale=262144.0", "eval.min_delta=100.0")
     assert train(config, f"run.uri={tmp_path}/reference", *sets) == 0
     # Evaluations follow steps 3 and 6; between 7 and the end nothing overwrites what was restored.
@@ -61,7 +59,7 @@ def test_an_interrupted_run_ends_with_every_byte_and_counter_of_the_uninterrupte
 
 
 @pytest.mark.slow
-def test_a_prolonged_run_keeps_its_schedule_and_last_rate_and_records_the_change(config: Path, tmp_path: Path) -> None:
+def test_prolonged_run_keeps_schedule_and_rate_and_records_it(config: Path, tmp_path: Path) -> None:
     assert train(config, "task.strike=2") == 85
     assert train(config, "train.steps=11") == 0
     rates = [record["lr"] for record in records(tmp_path / "run")]
@@ -71,7 +69,7 @@ def test_a_prolonged_run_keeps_its_schedule_and_last_rate_and_records_the_change
 
 
 @pytest.mark.slow
-def test_patience_counts_on_across_an_interruption_and_can_be_raised(config: Path, tmp_path: Path) -> None:
+def test_patience_counts_on_after_a_stop_and_can_be_raised(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(config, "task.strike=5", *EARLY) == 85
     assert train(config, *EARLY, process=2) == 0
@@ -84,7 +82,7 @@ def test_patience_counts_on_across_an_interruption_and_can_be_raised(config: Pat
     assert len(records(run)) == 8
 
 
-def test_a_stopped_job_says_at_once_and_at_the_end_what_stopped_it_and_then_how_to_go_on(
+def test_stopped_job_says_what_stopped_it_and_how_to_go_on(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(config, "task.strike=2") == 85
@@ -98,7 +96,7 @@ def test_a_stopped_job_says_at_once_and_at_the_end_what_stopped_it_and_then_how_
 
 
 @pytest.mark.slow
-def test_a_stop_file_stops_the_run_and_must_be_gone_before_it_goes_on(config: Path, tmp_path: Path) -> None:
+def test_stop_file_stops_run_and_must_be_gone_before_it_goes_on(config: Path, tmp_path: Path) -> None:
     run, stop, go = tmp_path / "run", tmp_path / "stop", tmp_path / "go"
     sets = ("train.steps=110", f"task.hold={go}", f"interrupt.stop_uri={stop}", "interrupt.poll_s=0.005")
 
@@ -147,7 +145,7 @@ def test_a_derived_interval_keeps_the_least_time_between_saves(config: Path, tmp
 @pytest.mark.parametrize(
     ("request_", "key"), [("read", "config.toml"), ("list", MANIFESTS), ("put", LEASE), ("replace", LEASE)]
 )
-def test_a_store_that_fails_while_a_job_starts_is_a_failure_and_no_mistake(
+def test_store_that_fails_while_a_job_starts_is_a_failure(
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +162,7 @@ def test_a_store_that_fails_while_a_job_starts_is_a_failure_and_no_mistake(
 
 
 @pytest.mark.slow
-def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not_there_a_mistake(
+def test_busy_store_at_start_is_failure_a_missing_one_a_mistake(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -205,7 +203,7 @@ def test_a_last_state_that_the_store_does_not_take_is_a_failure(
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_while_weights_are_read_back_is_a_failure(
+def test_store_that_fails_while_weights_are_read_back_is_failure(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(config) == 0
@@ -216,7 +214,7 @@ def test_a_store_that_fails_while_weights_are_read_back_is_a_failure(
     assert len(records(tmp_path / "run")) == 8
 
 
-def test_a_deadline_whose_margin_has_begun_is_refused_at_the_start(
+def test_deadline_whose_margin_has_begun_is_refused_at_the_start(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()

@@ -127,7 +127,7 @@ def test_all_impossible_arguments_are_named_at_once(tmp_path: Path, capsys: pyte
     assert line.startswith("--prompt = ")
 
 
-def test_top_k_never_draws_below_the_k_likeliest_and_padding_is_never_drawn() -> None:
+def test_top_k_never_draws_below_the_k_likeliest_or_padding() -> None:
     logits = torch.tensor([1.0, 5.0, 4.0, 3.0, 9.0, 9.0])
     draw = chooser(temperature=10.0, top_k=2, seed=3, vocab_size=4)
     assert {draw(logits) for _ in range(200)} == {1, 2}
@@ -148,7 +148,7 @@ def test_a_model_that_has_diverged_is_one_line() -> None:
         chooser(1.0, 0, 1, 3)(torch.tensor([0.0, float("nan"), 1.0]))
 
 
-def test_the_continuation_stops_at_the_end_of_the_text_and_the_model_sees_a_window() -> None:
+def test_the_continuation_stops_at_the_end_of_the_text() -> None:
     shape = llama.LlamaShape(width=8, layers=1, heads=1, kv_heads=1, hidden=8, vocab_size=10)
     model = llama.build(shape, length=4, seed=0).eval()
     wanted = iter([3, 4, 5, 6, 7, 9, 1])
@@ -156,7 +156,7 @@ def test_the_continuation_stops_at_the_end_of_the_text_and_the_model_sees_a_wind
     assert len(list(continuation(model, [1], 6, lambda logits: 2, end=9))) == 6
 
 
-def test_a_character_that_is_spread_over_several_ids_is_written_when_it_is_whole() -> None:
+def test_character_over_several_ids_is_written_when_whole() -> None:
     def ids(text: bytes) -> Iterator[int]:
         yield from text
 

@@ -158,7 +158,7 @@ def test_a_notice_ends_with_the_newest_state_that_time_allows(
 
 
 @pytest.mark.parametrize("in_flight", [None, 8])
-def test_a_notice_after_which_nothing_commits_is_a_failure_that_says_what_is_safe(in_flight: int | None) -> None:
+def test_notice_without_a_commit_is_a_failure_with_what_is_safe(in_flight: int | None) -> None:
     saving = saving_with(ScriptedCheckpointer([False, False], in_flight=in_flight), committed=4)
     said = r"step 9 could not be saved after spot notice \(terminate\) .* step 4 is committed"
     with pytest.raises(NotSavedError, match=said) as failed:
@@ -166,7 +166,7 @@ def test_a_notice_after_which_nothing_commits_is_a_failure_that_says_what_is_saf
     assert failed.value.exit_code == 1
 
 
-def test_every_rank_names_the_notice_that_only_one_has_and_before_the_save() -> None:
+def test_every_rank_names_the_one_ranks_notice_before_the_save() -> None:
     shared, told = HashStore(), []
     scripted = [ScriptedCheckpointer() for _ in range(2)]
     savings = [saving_with(scripted[rank], votes=StoreVotes(shared, 2), rank=rank) for rank in range(2)]
@@ -189,7 +189,7 @@ def test_a_notice_to_a_job_that_has_lost_its_run_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("left_s", "newest"), [(None, 9), (0.0, 8)])
-def test_ranks_act_alike_on_a_notice_though_one_has_not_heard_of_a_commit(left_s: float | None, newest: int) -> None:
+def test_ranks_act_alike_on_a_notice_though_one_missed_a_commit(left_s: float | None, newest: int) -> None:
     shared, savers = HashStore(), [ScriptedCheckpointer(), ScriptedCheckpointer(in_flight=8)]
     savings = [
         saving_with(savers[rank], votes=StoreVotes(shared, 2), rank=rank, committed=known)
@@ -242,7 +242,7 @@ def test_a_derived_interval_leaves_the_store_in_peace(
 
 
 @pytest.mark.parametrize(("save_s", "wait"), [(10.0, 30), (2.0, 20)])
-def test_saves_are_measured_from_call_to_commit_and_the_next_one_waits_for_it(save_s: float, wait: int) -> None:
+def test_saves_are_measured_from_call_to_commit_and_next_waits(save_s: float, wait: int) -> None:
     interval = Interval(0, 1.0, least_s=20.0)
     saving = saving_with(ScriptedCheckpointer(new_s=save_s), interval=interval)
     for _ in range(50):
@@ -251,7 +251,7 @@ def test_saves_are_measured_from_call_to_commit_and_the_next_one_waits_for_it(sa
     assert next(step for step in range(101, 150) if saving.should_save(step)) == 100 + wait
 
 
-def test_a_run_whose_saves_fail_for_too_long_ends_and_one_that_saves_again_goes_on(
+def test_run_whose_saves_fail_ends_one_that_saves_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
@@ -269,7 +269,7 @@ def test_a_run_whose_saves_fail_for_too_long_ends_and_one_that_saves_again_goes_
     assert saving.unsaved_too_long() is None
 
 
-def test_only_rank_0_asks_for_saves_and_none_while_one_is_in_flight() -> None:
+def test_only_rank_0_requests_saves_and_one_at_a_time() -> None:
     assert saving_with(ScriptedCheckpointer()).should_save(4)
     assert not saving_with(ScriptedCheckpointer(), rank=1).should_save(4)
     assert not saving_with(ScriptedCheckpointer(in_flight=3)).should_save(4)

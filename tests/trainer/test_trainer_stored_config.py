@@ -67,7 +67,7 @@ def test_what_makes_it_another_run_is_refused_by_name(
     assert store.read("config.toml") == before
 
 
-def test_a_run_from_the_days_of_powersgd_goes_on_and_records_that_its_settings_went(tmp_path: Path) -> None:
+def test_run_from_days_of_powersgd_goes_on_and_records_change(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "run"))
     line = b'comm_hook = "none"\n'
     raw = stored_config.encode(config(), SHAPE).rpartition(b"# record_crc64nvme")[0]
@@ -134,7 +134,7 @@ def test_entry_of_a_later_fingerprint_counts_as_its_default(store: ObjectStore) 
         assert [line.partition(":")[0] for line in caught.value.problems] == ["[task] model.vocab_size = 256"]
 
 
-def test_entry_that_a_later_version_removed_counts_as_its_default(store: ObjectStore) -> None:
+def test_entry_that_later_version_removed_counts_as_its_default(store: ObjectStore) -> None:
     shape = {**SHAPE, "model": {key: value for key, value in SHAPE["model"].items() if key != "vocab_size"}}
     assert stored_config.check(store, config(), shape, {"model": {"vocab_size": 256}}) is not None
     with pytest.raises(UserError) as caught:
@@ -173,7 +173,7 @@ def test_two_attempts_cannot_both_replace_the_config(store: ObjectStore) -> None
         stored_config.record(store, stored, config(train__steps=12), SHAPE, {})
 
 
-def test_a_replacement_whose_answer_was_lost_is_seen_as_the_own_success(store: ObjectStore) -> None:
+def test_replacement_with_a_lost_answer_is_seen_as_own_success(store: ObjectStore) -> None:
     class Stuttering(LocalStore):
         def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
             super().put(key, body, if_absent=if_absent, if_match=if_match)
@@ -204,7 +204,7 @@ class Wire(LocalStore):
 
 @pytest.mark.slow
 @given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_one_flipped_bit_never_passes_for_another_setting_and_is_asked_for_twice(position: int, bit: int) -> None:
+def test_one_flipped_bit_never_passes_for_another_setting(position: int, bit: int) -> None:
     raw = stored_config.encode(config(), SHAPE)
     harmed = bytearray(raw)
     harmed[position % len(raw)] ^= 1 << bit

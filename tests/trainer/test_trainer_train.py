@@ -33,7 +33,7 @@ def test_every_step_leaves_one_whole_record(config: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_damage_to_the_data_found_while_training_is_exit_2_with_the_last_step_saved(
+def test_damage_to_the_data_is_exit_2_with_the_last_step_saved(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[int] = []
@@ -89,7 +89,7 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_written(
 
 
 @pytest.mark.slow
-def test_another_models_run_is_refused_by_name_and_left_alone_and_also_one_that_must_be_new(
+def test_another_models_run_or_one_that_must_be_new_is_refused(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(config, "run.resume=false") == 0
