@@ -181,7 +181,7 @@ class Home(Section):
     backup: bool = True
     """EFS only: AWS Backup keeps a copy of each day for 35 days. OpenZFS always keeps those of 7 days."""
     infrequent_access_days: Literal[1, 7, 14, 30, 60, 90, 180, 270, 365] | None = 30
-    """EFS only: a file that nobody has read for so long moves to cheaper storage until its next read; null: never."""
+    """EFS only: a file that has not been read for so long moves to cheaper storage until its next read; null: never."""
     mount_path: AbsolutePath = "/home"
     """What the image has there is copied before it is hidden."""
     existing: ExistingHome | None = None

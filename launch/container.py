@@ -179,12 +179,12 @@ command -v "$program" >/dev/null || {{ echo "no container engine answers: docker
 case "$("$program" --version)" in *[Pp]odman*) kind={PODMAN} ;; *) kind={DOCKER} ;; esac
 [ "$kind$program" != {PODMAN}{DOCKER} ] || program={PODMAN}
 if [ "$kind" = {DOCKER} ]; then
-    said=$({trial(DOCKER)} 2>&1) || failed=$?
+    printed=$({trial(DOCKER)} 2>&1) || failed=$?
 else
-    said=$({trial(PODMAN)} 2>&1) || failed=$?
+    printed=$({trial(PODMAN)} 2>&1) || failed=$?
 fi
 if [ -n "${{failed:-}}" ]; then
-    echo "$said" | grep -v " --help" | grep . | tail -n 1 >&2
+    echo "$printed" | grep -v " --help" | grep . | tail -n 1 >&2
     exit 1
 fi
 echo "$kind $(command -v "$program")"

@@ -40,9 +40,10 @@ def entries(lines: Iterable[LogLine], rank: int | None = None, launch: int | Non
     current: dict[str, int] = {}
     for line in lines:
         marked, of_rank, text = parse(line.text)
-        if marked is not None or line.launch is not None:
-            current[line.source] = marked or line.launch or 0
-        entry = Entry(line.source, current.get(line.source), of_rank, text)
+        if marked is not None and line.launch is None:
+            current[line.source] = marked
+        # A node has logs of one launch each, and that of a supervisor beside them.
+        entry = Entry(line.source, line.launch or current.get(line.source), of_rank, text)
         if (rank is None or of_rank == rank) and (launch is None or entry.launch == launch):
             yield entry
 

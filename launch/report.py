@@ -114,7 +114,7 @@ def account(
         first = records[0]["step_seconds"] if records else 0.0
         start = max(0.0, min(launch["start_s"] - first, whole)) if launch.get("start_s") else whole
         spent = steps[True] + steps[False] + saves + start
-        # What it did beside the next launch is not told apart.
+        # What it did beside the next launch is not shown apart.
         share = whole / spent if spent > whole else 1.0
         parts["progress"] += share * steps[True]
         parts["repeated steps"] += share * steps[False]

@@ -224,7 +224,7 @@ def node_paths(config: Config, run: str, cluster: Cluster | None) -> dict[str, s
     named: dict[str, object] = {"run.uri": run}
     named |= {f"task.{key}": value for key, value in config.task.options.items() if _is_path(key, value)}
     if config.interrupt.stop_uri:
-        # It is not there before it is asked for.
+        # It is not there before somebody requests it.
         named["interrupt.stop_uri"] = config.interrupt.stop_uri.rpartition("/")[0]
     for index, tier in enumerate(config.checkpoint.tiers):
         # The trainer makes the folder itself.

@@ -21,7 +21,7 @@ FITTED = "https://arxiv.org/abs/2411.13055"
 
 
 def lines(plan: Plan) -> Iterator[str]:
-    """Yield the plan: what was asked, strategies, scaling, checkpoints, and what each way to pay comes to."""
+    """Yield the plan: what was requested, strategies, scaling, checkpoints, and what each way to pay comes to."""
     yield from _heading(plan)
     yield ""
     yield from _options(plan)

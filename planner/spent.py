@@ -52,7 +52,7 @@ def spent(
     """Return what nodes at `usd_hour` each have cost a run of `steps`; the launches are those of `launch.report.with_ends`.
 
     Nodes count from a launch to the next one, since they are paid while the run waits for another, but after a stop only to
-    the launch's end: whoever stops a run gives its nodes back. Where their number changed, each share of the paid time costs
+    the launch's end: who stops a run gives its nodes back. Where their number changed, each share of the paid time costs
     the average. ValueError where there is no launch, or no step was done.
     """
     history = merge_steps(generations)

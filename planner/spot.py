@@ -121,9 +121,9 @@ def markets(changes: Sequence[Change]) -> list[Market]:
     by_market: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
     for change in changes:
         by_market[change.type, change.zone][change.time] = change.usd
-    found = [_market(*key, sorted(prices.items()), ends) for key, prices in by_market.items()]
-    by_gpu = all(one.gpu_hour_usd for one in found)
-    return sorted(found, key=lambda one: ((one.gpu_hour_usd if by_gpu else one.mean) or 0.0, one.type, one.zone))
+    ranked = [_market(*key, sorted(prices.items()), ends) for key, prices in by_market.items()]
+    by_gpu = all(one.gpu_hour_usd for one in ranked)
+    return sorted(ranked, key=lambda one: ((one.gpu_hour_usd if by_gpu else one.mean) or 0.0, one.type, one.zone))
 
 
 def _market(type_name: str, zone: str, prices: Sequence[tuple[float, float]], ends: float) -> Market:
@@ -159,17 +159,17 @@ def _market(type_name: str, zone: str, prices: Sequence[tuple[float, float]], en
     )
 
 
-def advice(found: Sequence[Market]) -> list[str]:
-    """Return what follows from the prices, a sentence each; `found` is in the order of `markets`."""
-    first = found[0]
-    alike = [one for one in found if _cost(one, found) <= NEAR * _cost(first, found)]
+def advice(ranked: Sequence[Market]) -> list[str]:
+    """Return what follows from the prices, a sentence each; `ranked` is in the order of `markets`."""
+    first = ranked[0]
+    alike = [one for one in ranked if _cost(one, ranked) <= NEAR * _cost(first, ranked)]
     steady = min(alike, key=lambda one: one.volatility)
     lines = [f"cheapest: {first.type} in {first.zone}, {first.mean:,.2f} USD/h"]
     if steady is not first:
         lines.append(f"steadiest within {NEAR - 1:.0%} of it: {steady.type} in {steady.zone}, {steady.mean:,.2f} USD/h")
     if others := [one for one in alike if one is not first]:
         lines.append(f"{len(others)} more within {NEAR - 1:.0%} of it: AWS advises to take several ({FLEXIBLE})")
-    for one in found:
+    for one in ranked:
         if one.break_even is None or one.block_usd is None:
             continue
         if one.mean >= one.block_usd:
@@ -184,8 +184,8 @@ def advice(found: Sequence[Market]) -> list[str]:
     return [*lines, "prices do not say how often AWS takes nodes back"]
 
 
-def _cost(one: Market, found: Sequence[Market]) -> float:
-    by_gpu = all(other.gpu_hour_usd for other in found)
+def _cost(one: Market, ranked: Sequence[Market]) -> float:
+    by_gpu = all(other.gpu_hour_usd for other in ranked)
     return (one.gpu_hour_usd if by_gpu else None) or one.mean
 
 
@@ -195,10 +195,10 @@ HEADS = (
 )
 
 
-def lines(found: Sequence[Market]) -> Iterator[str]:
+def lines(ranked: Sequence[Market]) -> Iterator[str]:
     """Yield the table, in USD an hour of a node, and the advice."""
-    yield from table(HEADS, [_row(one) for one in found], HEADS[2:])
-    yield from advice(found)
+    yield from table(HEADS, [_row(one) for one in ranked], HEADS[2:])
+    yield from advice(ranked)
 
 
 def _row(one: Market) -> tuple[str, ...]:
@@ -217,6 +217,6 @@ def _row(one: Market) -> tuple[str, ...]:
     )
 
 
-def data(found: Sequence[Market]) -> dict[str, Any]:
+def data(ranked: Sequence[Market]) -> dict[str, Any]:
     """Return markets and advice for `--json`."""
-    return {"markets": [asdict(one) for one in found], "advice": advice(found)}
+    return {"markets": [asdict(one) for one in ranked], "advice": advice(ranked)}

@@ -179,9 +179,10 @@ run_agent() {
   return "$status"
 }
 
-# A node without them computes all the same; the dashboards' page of the cluster counts it among the targets that are down.
+# A node without them computes all the same; the dashboards' page of the cluster counts it among the targets that are down. On EC2
+# the first boot runs them, after Slurm, whose packages an installation that was cut off would stand in the way of.
 exporters() {
-  if [[ -f "$1/exporters.sh" ]] && ! timeout --kill-after=30 "$exporters_seconds" bash "$1/exporters.sh"; then
+  if [[ "$2" != ec2 && -f "$1/exporters.sh" ]] && ! timeout --kill-after=30 "$exporters_seconds" bash "$1/exporters.sh"; then
     say "WARNING: not all exporters run: the monitor does not see this node, or not its GPUs"
   fi
 }
@@ -235,7 +236,7 @@ boot() {
     fi
     user_script "$(dirname "$agent")"
     # Last: an installation that takes too long must not stand in the way of the user's.
-    exporters "$(dirname "$agent")"
+    exporters "$(dirname "$agent")" "$backend"
     say "end"
   } 2>&1 | tee -a "$log"
 }

@@ -191,7 +191,7 @@ def _controller(spec: ClusterSpec, region: str) -> Iterator[Part]:
 
 
 def _monitor(plan: Plan, region: str) -> Iterator[Part]:
-    """Yield the monitor with its volumes, and the workspace, of which nothing is paid but what is written, kept and asked."""
+    """Yield the monitor with its volumes, and the workspace, of which nothing is paid but what is written, kept and queried."""
     if group := plan.spec.monitor:
         kept = plan.spec.observability.monitor.disk_gib
         yield _part(region, group.name, f"1 x {group.ec2_type}, Prometheus", {group.ec2_type: 1})

@@ -290,14 +290,14 @@ def _workspace(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
     kept = """DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace DescribeLoggingConfiguration
         TagResource UntagResource ListTagsForResource"""
-    rules = "CreateRuleGroupsNamespace DescribeRuleGroupsNamespace PutRuleGroupsNamespace DeleteRuleGroupsNamespace"
     if spec.monitor:
-        kept += f""" {rules} CreateAlertManagerDefinition DescribeAlertManagerDefinition PutAlertManagerDefinition
+        kept += """ CreateAlertManagerDefinition DescribeAlertManagerDefinition PutAlertManagerDefinition
             DeleteAlertManagerDefinition"""
     yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), ours(spec))
     if spec.monitor:
         # By name: one that is still to be made has no tags.
-        rules += " TagResource UntagResource ListTagsForResource"
+        rules = """CreateRuleGroupsNamespace DescribeRuleGroupsNamespace PutRuleGroupsNamespace DeleteRuleGroupsNamespace
+            TagResource UntagResource ListTagsForResource"""
         namespaces = place.arn("aps", f"rulegroupsnamespace/*/{spec.name}")
         yield allow("PrometheusRules", _named_actions("aps", rules), namespaces)
 

@@ -80,13 +80,14 @@ def changes(stack: str, old: str | None) -> list[Change]:
         before = parse(_as_deployed(outputs["spec"]))
         alone = [workspace_alone(after)] if _switch(outputs["spec"]) else []
         was = str(outputs.get("bundle", sha))
-    told = explain(before, after, now())
+    differences = explain(before, after, now())
     stays = before.controller is not None and after.controller is not None
     # One line about the controller is enough, however many causes it has.
     anew = any(
-        change.path.startswith("scheduler.controller") and change.effect == Effect.REPLACES_NODES for change in told
+        change.path.startswith("scheduler.controller") and change.effect == Effect.REPLACES_NODES
+        for change in differences
     )
-    return [*told, *alone, *explain_bundle(was, sha, controller=stays and not anew)]
+    return [*differences, *alone, *explain_bundle(was, sha, controller=stays and not anew)]
 
 
 BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}

@@ -19,6 +19,7 @@ from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
 from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.nodes.logs import carries_logs
+from infra.plan.roles import EKS_ROLES
 from infra.plan.summary import machines
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_monitor import monitor, moved_monitor
@@ -352,7 +353,7 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         elif before and not after:
             lost = f"its {kept} in Kubernetes"
             yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on is removed", lost, "let the jobs end first")
-    for key in ("storage_role", "operator_role", "karpenter_role", "logs_role"):
+    for key in sorted({*EKS_ROLES.values()} - {"cluster_role"}):
         if (was := getattr(old.eks, key)) != (will_be := getattr(new.eks, key)):
             yield Change(f"eks.{key}", Effect.IN_PLACE, f"{was or MADE_ROLE} becomes {will_be or MADE_ROLE}")
 
@@ -415,10 +416,6 @@ def _logs(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         eks = new.backend == "hyperpod-eks"
         message = "the add-on comes to the running cluster" if eks else "running nodes carry nothing, new ones do"
         yield Change(key, Effect.IN_PLACE if eks else Effect.NEW_NODES, message)
-    if before != after and old.controller and new.controller:
-        yield Change(
-            "scheduler.controller", Effect.REPLACES_NODES, f"{key}: its bundle is another. {ANEW}", LOST, INSTEAD
-        )
 
 
 def _other_changes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

@@ -73,7 +73,7 @@ def _architecture(spec: ClusterSpec) -> str | None:
 
 def _boot(spec: ClusterSpec, machine: Group) -> tuple[str | None, str]:
     """Return what makes the instance anew beside type and image, as far as the spec says it and the bundle's name does not."""
-    lustre, home = ("there" if wish else "" for wish in (spec.storage.lustre, spec.storage.home))
+    lustre, home = ("there" if part else "" for part in (spec.storage.lustre, spec.storage.home))
     script = user_data(spec, ANYWHERE, machine, lustre_dns=lustre, lustre_mount_name=lustre, home_dns=home)
     return spec.access.ssh_key, script
 

@@ -124,7 +124,7 @@ class RunJournal:
     def read(self) -> tuple[list[Launch], str]:
         try:
             records = journal.load_and_close_stale(self.store)
-            stop = "fab stop asked for its end" if journal.stopped(self.store) else ""
+            stop = "fab stop ended it" if journal.stopped(self.store) else ""
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
         return [launch_of(record) for record in records], stop
@@ -180,7 +180,7 @@ class LocalExecutor:
         self._signalled.wait(seconds)
 
     def stop_reason(self) -> str:
-        return f"{signal.Signals(self._signal).name} asked for its end" if self._signal else ""
+        return f"{signal.Signals(self._signal).name} ended it" if self._signal else ""
 
     def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signal = number

@@ -1,4 +1,4 @@
-"""What the launchers of a run get, whoever starts them: ports, variables, patience. Pure."""
+"""What the launchers of a run get, on every backend: ports, variables, patience. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from launch.request import RunRequest
 from trainer.environment import SILENT
 from trainer.node.launcher import LINGER_S
 
-FIRST_PORT, PORTS = 20_000, 10_000
-"""Ports below those that Linux chooses for connections, from 32768:
+FIRST_PORT, FIRST_PORTS = 20_000, 4_000
+"""A run's first port is one of these. They and those of its launches end below what else listens on nodes: the CloudWatch agent
+(25888), the metrics of ranks (28400 and more, docs/metrics.md), and what Linux chooses for connections, from 32768:
 https://docs.kernel.org/networking/ip-sysctl.html"""
 SPARE_S = 10
 """Seconds beside the trainer's own grace, from the signal to the end."""
@@ -28,7 +29,7 @@ KEPT = (
 
 def first_port(run: str) -> int:
     """Return the port from which the launches of a run count theirs."""
-    return FIRST_PORT + sum(run.encode()) % PORTS
+    return FIRST_PORT + sum(run.encode()) % FIRST_PORTS
 
 
 def ranks_environment(

@@ -31,7 +31,7 @@ from launch.container import (
     replacing,
     run_words,
 )
-from launch.supervisor.executor import Superseded, TemporarilyUnavailable
+from launch.supervisor.executor import Superseded, TemporarilyUnavailable, launch_port
 from launch.supervisor.loop import supervise
 from launch.supervisor.policy import (
     LOST_RUN,
@@ -49,8 +49,6 @@ UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *
 """Parts of the state of a node that takes no new step, or will soon be powered down: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
 JOURNAL_CALL_S = 300
 POLL_S = 5.0
-PORTS = 1000
-"""A launch uses a port and the next one, and neither of the launch before, which a late process may still hold."""
 WATCHERS = 3
 WATCH = """while sleep 10; do
     state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
@@ -175,7 +173,7 @@ class CommandJournal:
 
     def read(self) -> tuple[list[Launch], str]:
         answer = self._call("take", {})
-        stop = "fab stop asked for its end" if answer["stop"] else ""
+        stop = "fab stop ended it" if answer["stop"] else ""
         return [launch_of(record) for record in answer["attempts"]], stop
 
     def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
@@ -306,7 +304,10 @@ class Allocation:
         return ExtraNodes(tuple(usable), tuple(node for node in self._free_nodes() if node not in self.unfit_nodes))
 
     def _free_nodes(self) -> list[str]:
-        """Return the nodes of the partition that are idle and on; none while another job waits there for its turn."""
+        """Return the nodes of the partition that are idle and on; none while another job waits there for its turn.
+
+        That may be a task of this job's array, also one that waits for the array's limit: it would start in this one's place.
+        """
         partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
         if _output("squeue", "--noheader", "--states=PENDING", partition, "--format=%A").strip():
             return []
@@ -321,7 +322,7 @@ class Allocation:
         ends = ["--kill-on-bad-exit=0", f"--wait={plan['late_s']}", "--cpu-bind=none"]
         rendezvous = [
             "--master",
-            f"{self._master_address(nodes[0])}:{plan['port'] + 2 * number % PORTS}",
+            f"{self._master_address(nodes[0])}:{launch_port(plan['port'], number)}",
             "--roster",
             ",".join(nodes),
             "--nproc",
@@ -424,7 +425,7 @@ def requeue(without: Sequence[str], unfit: Sequence[str] = ()) -> int:
     with suppress(TemporarilyUnavailable):
         before = _output("squeue", "--noheader", f"--jobs={job}", "--format=%x").strip() if unfit else ""
         names += [before] if before else []
-    # Slurm ends this script as soon as the job is requeued, and which nodes it is to do without can be said only then.
+    # Slurm ends this script as soon as the job is requeued, and which nodes it is to do without can be set only then.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for pause_s in (0.0, *AGAIN_S):
         time.sleep(pause_s)

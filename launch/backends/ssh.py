@@ -104,7 +104,7 @@ class SshBackend:
         user = request.options.cluster.reach.user
         master = f"ADDRESS0:{plan.port + 1}"
         launcher = plan.launcher(1, names, master)
-        # Which engine a node has, and what the user's number is there, is not known before it is asked.
+        # Which engine a node has, and what the user's number is there, is not known before it answers.
         engine = Engine(DOCKER, "/usr/bin/docker", "UID:GID") if plan.container else None
         return LaunchPlan(tuple(launcher.command(0, Runner(user, engine))))
 
@@ -347,7 +347,7 @@ def ssh_plan(request: RunRequest, environ: Mapping[str, str]) -> SshPlan:
 
 
 def submission_of(request: RunRequest, end: Stop) -> Submission:
-    """Return what is said of a run that has ended: its rented nodes go on to cost money. Pure."""
+    """Return the lines about a run that has ended: its rented nodes go on to cost money. Pure."""
     lines, rented = [f"{request.run}: {end.why}"], request.policy.nodes_are_rented
     if rented:
         lines.append(f"the nodes of group {request.options.group} stay on, and are paid for, until it is made smaller")
@@ -355,23 +355,23 @@ def submission_of(request: RunRequest, end: Stop) -> Submission:
     return Submission(tuple(lines), data, code=end.code)
 
 
-def refuse_too_few(request: RunRequest, found: Mapping[str, Inspection], *, resume: bool) -> None:
+def refuse_too_few(request: RunRequest, inspections: Mapping[str, Inspection], *, resume: bool) -> None:
     """Refuse a request for which too few nodes are ready, or that would start a run a second time. UserError."""
-    busy = {name: unit for name, one in found.items() for unit in one.running()}
+    busy = {name: unit for name, one in inspections.items() for unit in one.running()}
     own = {name: unit for name, unit in busy.items() if launch_of_unit(request.run, unit) is not None}
     if own and not resume:
         name, unit = next(iter(own.items()))
         fix = f"take it over by --resume, or fab stop {request.run} --now"
         raise UserError(problem("run.uri", request.run, f"unit {unit} of it still runs on {name}", fix=fix))
-    bad = {name: one for name, one in found.items() if one.why}
+    bad = {name: one for name, one in inspections.items() if one.why}
     foreign = busy.keys() - own.keys() - bad.keys()
-    ready = len(found) - len(bad) - len(foreign)
+    ready = len(inspections) - len(bad) - len(foreign)
     low = request.policy.min_nodes
     if ready >= low:
         return
     lines: list[str] = [f"{name}: {one.why}" + (f"; fix: {one.fix}" if one.fix else "") for name, one in bad.items()]
     lines += [f"{name}: it trains another run, by unit {busy[name]}; fix: wait for its end" for name in sorted(foreign)]
-    why = f"{ready} of {len(found)} nodes are ready"
+    why = f"{ready} of {len(inspections)} nodes are ready"
     lines.append(problem("--nodes", low, why, fix="mend these, or ask for fewer nodes"))
     unreachable = any(one.why.startswith(f"{NOT_REACHED}: ") for one in bad.values())
     raise UserError(lines, UNREACHABLE if unreachable else USAGE)
@@ -394,7 +394,7 @@ def save_nodes(
 
 
 def place_of(cluster: Cluster) -> dict[str, Any]:
-    """Return where AWS is asked for the Cluster's nodes, as it is recorded."""
+    """Return the region and the groups in which AWS lists the Cluster's nodes, as it is recorded."""
     return {"region": cluster.region, "auto_scaling_groups": list(cluster.nodes.auto_scaling_groups)}
 
 

@@ -29,7 +29,7 @@ from launch.backends.ssh_unit import (
     state_script,
     unit_name,
 )
-from launch.supervisor.executor import TemporarilyUnavailable
+from launch.supervisor.executor import TemporarilyUnavailable, launch_port
 from launch.supervisor.policy import ExtraNodes
 from lustrain.problem import UNREACHABLE, UserError
 from node_setup.fleet.faults import NOT_REACHED, SUDO, Fault
@@ -45,8 +45,6 @@ NOT_STARTED = (125, 126, 127)
 """Codes of `docker run` and `podman run` for what they could not start: https://docs.docker.com/engine/containers/run/#exit-status"""
 SIGNAL_AGAIN_S = 30.0
 """After which a launcher that goes on gets the same signal again: docker drops one that comes while a container starts."""
-PORTS = 1000
-"""A launch uses a port and the next one, and neither of the launch before, which a late process may still hold."""
 
 
 class SshExecutor:
@@ -90,13 +88,15 @@ class SshExecutor:
         self._inspecting = False
         if self._signal:
             return []
-        left_out = {node.name: self._why_not(node, found) for node, found in inspections.items()}
+        left_out = {node.name: self._why_not(node, inspection) for node, inspection in inspections.items()}
         for name, why in left_out.items():
             if why and self._left_out.get(name) != why:
                 self._log(f"{name} is left out: {why}")
         self._left_out = left_out
-        self._addresses.update((node.name, found.address) for node, found in inspections.items() if found.address)
-        self._runners.update((node.name, found.runner) for node, found in inspections.items())
+        self._addresses.update(
+            (node.name, inspection.address) for node, inspection in inspections.items() if inspection.address
+        )
+        self._runners.update((node.name, inspection.runner) for node, inspection in inspections.items())
         return [node.name for node in listed if not left_out[node.name]]
 
     def known_nodes(self, names: Sequence[str]) -> list[Node]:
@@ -174,13 +174,13 @@ class SshExecutor:
         self._signalled.clear()
 
     def stop_reason(self) -> str:
-        return f"{signal.Signals(self._signal).name} asked for its end" if self._signal else ""
+        return f"{signal.Signals(self._signal).name} ended it" if self._signal else ""
 
     def _start(self, number: int, nodes: Sequence[Node]) -> bool:
         """Start the launcher of every node; whether none refused. A lost connection is no refusal: the unit may be there."""
         plan, names = self._plan, tuple(node.name for node in nodes)
         unit = unit_name(plan.run, number)
-        master = f"{self._addresses.get(names[0]) or nodes[0].address}:{plan.port + 2 * number % PORTS}"
+        master = f"{self._addresses.get(names[0]) or nodes[0].address}:{launch_port(plan.port, number)}"
         variables = environment_text(plan.variables, number)
         launcher = plan.launcher(number, names, master)
 
@@ -255,10 +255,10 @@ class SshExecutor:
             if isinstance(answer, Fault):
                 self._log(f"{node.name}: its unit is not removed: {answer.why}")
 
-    def _why_not(self, node: Node, found: Inspection) -> str:
-        if found.why:
-            return found.why
-        for unit in found.running():
+    def _why_not(self, node: Node, inspection: Inspection) -> str:
+        if inspection.why:
+            return inspection.why
+        for unit in inspection.running():
             launch = launch_of_unit(self._plan.run, unit)
             if launch is None:
                 return f"it trains another run, by unit {unit}"

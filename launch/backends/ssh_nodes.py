@@ -29,7 +29,7 @@ CALL_S = 60.0
 IMAGE_S = 1200.0
 """For a node to fetch the image, and to start a container of it."""
 IMAGE_AGAIN_S = 60.0
-"""After which a node that has refused an image is asked again: registries count what they are asked."""
+"""After which a node that has refused an image is tried again: registries count requests."""
 IMAGE_FIX = "mend that, or give another --image; docs/launch.md says what a node needs"
 REFUSED = "refused"
 
@@ -102,8 +102,8 @@ class Nodes:
         script = inspect_script(None if plan.container else plan.python)
 
         def inspect(node: Node) -> Inspection:
-            said = self.run(node, script, given, seconds=seconds)
-            found = parse_inspection(said, plan.python, node.route.user or "")
+            answer = self.run(node, script, given, seconds=seconds)
+            found = parse_inspection(answer, plan.python, node.route.user or "")
             if found.why or plan.container is None or not try_image:
                 return found
             trial = trial_script(plan.container, tuple(plan.variables), found.ids, found.groups, plan.python)
@@ -144,10 +144,10 @@ def _command(session: Session, script: str, *, root: bool) -> str:
 
 
 def _refusal(session: Session, done: Completed) -> Fault:
-    said = done.err.decode(errors="replace").strip().splitlines() or [f"exit code {done.status}"]
-    if said[-1].startswith("sudo:"):
-        return Fault(SUDO, said[-1], session.root_fix)
-    return Fault(REFUSED, said[-1])
+    answer = done.err.decode(errors="replace").strip().splitlines() or [f"exit code {done.status}"]
+    if answer[-1].startswith("sudo:"):
+        return Fault(SUDO, answer[-1], session.root_fix)
+    return Fault(REFUSED, answer[-1])
 
 
 def nodes_of_group(cluster: Cluster, group: str) -> list[Node]:

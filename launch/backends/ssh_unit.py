@@ -358,10 +358,10 @@ set -- ${{SSH_CONNECTION:-}}
 case "${{3:-}}" in "" | 127.* | ::1) set -- x x $(hostname -I) ;; esac
 echo "address=${{3:-}}"
 echo "user=$(id -un) $(id -u):$(id -g) $(id -G)"
-said=$(
+loaded=$(
     while IFS= read -r line; do export "$line"; done
     {load}
-) || echo "python=$(echo "$said" | tail -n 1)"
+) || echo "python=$(echo "$loaded" | tail -n 1)"
 echo
 for file in {TRANSIENT}/{NAME_PREFIX}*.service; do
     [ -e "$file" ] || continue
@@ -394,21 +394,21 @@ class Inspection:
 
 def parse_inspection(text: str, python: str, user: str) -> Inspection:
     head, _, rest = text.partition("\n\n")
-    said = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
+    facts = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
     why = fix = ""
-    if "systemd" in said:
+    if "systemd" in facts:
         why, fix = "it does not run systemd", "use a machine that boots with systemd, or start the launchers by hand"
-    elif "sudo" in said:
+    elif "sudo" in facts:
         why, fix = f"user {user} may not start a unit", f"let {user} use sudo with NOPASSWD"
-    elif "python" in said:
-        why = f"{python} cannot load the trainer: {said['python']}"
+    elif "python" in facts:
+        why = f"{python} cannot load the trainer: {facts['python']}"
         fix = "install the trainer there, or name its interpreter by --python"
-    name, ids, *groups = said.get("user", "").split() or [user, ""]
-    return Inspection(said.get("address", ""), parse_states(rest), why, fix, Runner(name), ids, tuple(groups))
+    name, ids, *groups = facts.get("user", "").split() or [user, ""]
+    return Inspection(facts.get("address", ""), parse_states(rest), why, fix, Runner(name), ids, tuple(groups))
 
 
-def with_engine(found: Inspection, said: str) -> Inspection:
+def with_engine(found: Inspection, line: str) -> Inspection:
     """Return what is known of a node with the engine that `trial_script` named."""
-    kind, program = said.split(maxsplit=1)
+    kind, program = line.split(maxsplit=1)
     engine = Engine(kind, program.strip(), found.ids, found.groups)
     return replace(found, runner=replace(found.runner, engine=engine))

@@ -8,6 +8,10 @@ from typing import Protocol
 
 from launch.supervisor.policy import ExtraNodes, Launch
 
+PORTS = 1000
+"""From a run's first one on. A launch uses a port and the next, and neither of the launch before, which a late process may
+still hold."""
+
 
 class TemporarilyUnavailable(Exception):
     """The run's journal or the scheduler does not answer just now; the text says why."""
@@ -15,6 +19,11 @@ class TemporarilyUnavailable(Exception):
 
 class Superseded(Exception):
     """Another launcher has begun a launch of this run at the same moment."""
+
+
+def launch_port(first: int, number: int) -> int:
+    """Return the port where the ranks of a launch meet, of a run that counts from `first`; launchers use the next one."""
+    return first + 2 * number % PORTS
 
 
 class Journal(Protocol):

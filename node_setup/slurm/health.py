@@ -35,7 +35,7 @@ def problems(
 
 def _daemon_problems(machine: Member, facts: Mapping[str, Any], digests: Sequence[str | None]) -> Iterator[Problem]:
     name = machine.node.name
-    # The cluster's key is not known where the controller told no facts.
+    # The cluster's key is not known where the controller reported no facts.
     if facts["munge_key"] is None or (digests and facts["munge_key"] not in digests):
         seen = "another" if facts["munge_key"] else None
         yield problem(f"munge key of {name}", seen, "is not the controller's", fix="fab slurm-up")

@@ -31,7 +31,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Report:
-    """This is what a node's agent told. Its clock was between `clock_low_s` and `clock_high_s` ahead of the operator's."""
+    """This is what a node's agent reported. Its clock was between `clock_low_s` and `clock_high_s` ahead of the operator's."""
 
     node: Node
     facts: Mapping[str, Any]

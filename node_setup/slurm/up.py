@@ -89,13 +89,13 @@ def bring_up(run: FleetRun, *, check: bool) -> SlurmResult:
 
 def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
     """Return the facts of the machines that tell them, and the outcomes of the others."""
-    asked: dict[str, tuple[float, float]] = {}
+    called: dict[str, tuple[float, float]] = {}
     call = _agent_call(run, "slurm-facts", lambda node: {})
 
     def work(node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
         began = time.time()
         outcome = call(node, deadline, traffic)
-        asked[node.name] = (began, time.time())
+        called[node.name] = (began, time.time())
         return outcome
 
     outcomes = run.run_on_nodes("node slurm-facts", work)
@@ -104,7 +104,7 @@ def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
         if not outcome.good or outcome.answer is None or outcome.answer.slurm is None:
             silent.append(outcome)
             continue
-        facts, (began, ended) = outcome.answer.slurm, asked[outcome.node.name]
+        facts, (began, ended) = outcome.answer.slurm, called[outcome.node.name]
         reports.append(Report(outcome.node, facts, facts["clock"] - ended, facts["clock"] - began))
     return reports, silent
 
@@ -203,7 +203,7 @@ def _digest(run: FleetRun, controller: Node) -> str:
 
 
 def _key(run: FleetRun, controller: Node, digest: str) -> bytes:
-    """Return the controller's munge key, whose digest its agent told by a way of its own. Fault."""
+    """Return the controller's munge key, whose digest its agent reported by a way of its own. Fault."""
     session = run.connections.connect(controller, Deadline(KEY_S))
     try:
         words = ["cat", paths.MUNGE_KEY]

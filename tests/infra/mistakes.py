@@ -191,7 +191,7 @@ MISTAKES = [
     Mistake("NET-012", BLOCK, {"repository.existing": "123456789012.dkr.ecr.us-west-2.amazonaws.com/train"}),
     Mistake("NET-013", EKS, {"network.closed": True}),
     Mistake("NET-014", SPOT, {"network.compute_prefix": 27}),
-    Mistake("NET-028", BLOCK, {"groups.0.instance_type": "g5g.16xlarge"}),
+    Mistake("NET-028", BLOCK, {"groups.0.instance_type": "g5g.16xlarge"}, "network.closed"),
     Mistake("NET-020", SLURM, {"groups.2.zone_id": "usw2-az9"}),
     Mistake("EC2-020", SPOT, {"groups.0.zone_id": "use1-az3"}, "groups.0.instance_type"),
     Mistake("NET-020", SPOT, {"zone_id": "use1-az9"}),

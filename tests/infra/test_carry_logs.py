@@ -132,7 +132,9 @@ def test_agents_carry_into_groups_that_the_stack_makes(stack: str) -> None:
 def test_launchers_write_where_agents_look() -> None:
     assert JOB_LOGS == slurm_executor.JOB_LOGS
     assert JOB_LOGS in LOGS.read_text(encoding="ascii")
-    assert fnmatch(ssh_unit.log_file(ssh_unit.unit_name("s3://b/runs/first", 3)), LAUNCH_LOGS)
+    run = "s3://b/runs/first"
+    for path in (ssh_unit.log_file(ssh_unit.unit_name(run, 3)), ssh_unit.supervisor_log(run)):
+        assert fnmatch(path, LAUNCH_LOGS)
     assert {address.rpartition(":")[2] for address in (request.NODE_AGENT, request.EKS_AGENT)} == {str(PORT)}
     assert request.EKS_AGENT.startswith(f"{ADDON_ACCOUNT}.{ADDON_NAMESPACE}:")
 
@@ -164,8 +166,7 @@ def test_without_logs_nothing_is_made_for_them(stack: str) -> None:
     assert LOGS_ROLE not in {role.key for role in silent.roles}
     assert "logs:PutLogEvents" not in json.dumps([role.policy for role in silent.roles])
     changes = {one.path: bool(one.lost) for one in explain(spec_of(stack, {}), silent.spec)}
-    anew = {"scheduler.controller": True} if silent.spec.controller else {}
-    assert changes == {"observability.logs": True, **anew}
+    assert changes == {"observability.logs": True}
 
 
 def test_existing_eks_cluster_keeps_the_agent_it_has() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.plan.nodes.bundle import EXPORTERS, bundle
+from infra.plan.nodes.bundle import EXPORTERS, ON_INIT, bundle
 from infra.plan.nodes.document import node_document
 from infra.plan.watch import hyperpod_targets
 from infra.plan.watch.monitor import (
@@ -30,7 +30,7 @@ from infra.plan.watch.monitor import (
 )
 from lustrain.problem import UserError
 from tests.infra.edits import spec_of
-from tests.infra.lifecycle_node import EC2, Node
+from tests.infra.lifecycle_node import Node
 from tests.infra.watched_metrics import OTHERS, expressions
 
 SCRIPT = EXPORTERS.with_name("monitor.sh")
@@ -350,7 +350,7 @@ def test_gpu_node_runs_both_exporters(node: Node) -> None:
     (node.root / "proc/driver/nvidia/version").touch()
     node.command("prometheus-node-exporter", "#!/bin/bash\n")
     (node.bundle / "on_configured.sh").write_text('#!/bin/bash\necho "the user installs" >>"$MOUNTS"\n')
-    assert node.boot(EC2).returncode == 0, node.log
+    assert node.boot(ON_INIT).returncode == 0, node.log
     assert "WARNING: not all exporters" not in node.log
     lines = node.mounts.read_text().splitlines()
     repository = "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/sbsa"
@@ -373,12 +373,12 @@ def test_exporters_wait_for_others_that_read_the_lists(node: Node) -> None:
     busy = node.root.parent / "busy"
     busy.touch()
     node.command("apt-get", f'#!/bin/bash\n[[ "$*" != *" update" || ! -e {busy} ]] || {{ rm {busy}; exit 100; }}\n')
-    assert node.boot(EC2).returncode == 0
+    assert node.boot(ON_INIT).returncode == 0
     assert not busy.exists()
     assert "WARNING: not all exporters" not in node.log
 
 
 def test_node_without_exporters_boots_with_a_warning(node: Node) -> None:
     node.command("systemctl", '#!/bin/bash\n[[ "$*" != *node-exporter* ]]\n')
-    assert node.boot(EC2).returncode == 0
+    assert node.boot(ON_INIT).returncode == 0
     assert "WARNING: not all exporters run" in node.log

@@ -103,8 +103,9 @@ def test_on_eks_the_add_on_writes_to_the_workspace() -> None:
     resources, _ = built(EKS, {"observability": {"prometheus": "amp"}}, Recorder("us-east-1"))
     assert not resources.of(INSTANCE)
     assert not resources.of("aws:amp/ruleGroupNamespace:RuleGroupNamespace")
-    (told,) = (one["configurationValues"] for one in resources.of(ADDON).values() if "configurationValues" in one)
-    assert json.loads(told)["ampWorkspace"]["prometheusEndpoint"] == URL.replace("us-west-2", "us-east-1")
+    addons = {one["addonName"]: one for one in resources.of(ADDON).values()}
+    values = json.loads(addons["amazon-sagemaker-hyperpod-observability"]["configurationValues"])
+    assert values["ampWorkspace"]["prometheusEndpoint"] == URL.replace("us-west-2", "us-east-1")
     (pods,) = (
         one
         for one in resources.of("aws:eks/podIdentityAssociation:PodIdentityAssociation").values()

@@ -396,3 +396,14 @@ def test_a_second_run_mounts_nothing_again_and_a_reboot_runs_it(tmp_path: Path) 
     unit = (node.root / "etc/systemd/system/lustrain-boot.service").read_text()
     assert "ExecStart=/usr/local/sbin/lustrain-boot" in unit
     assert "systemctl enable lustrain-boot.service" in node.calls
+
+
+def test_exporters_come_last_and_fail_alone(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"aws": AGENT_SAYS})
+    node.environment["ENDS"] = "0"
+    files = {"slurm.json": "{}", "exporters.sh": 'echo exporters >>"$CALLS"; exit 1\n'}
+    for name, text in files.items():
+        (node.root / "opt/lustrain/bundle" / name).write_text(text)
+    assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
+    assert node.calls[-2:] == ["agent slurm-boot", "exporters"]
+    assert node.outcome == "ready"

@@ -103,7 +103,7 @@ def test_unknown_type_described_by_hand_passes() -> None:
 
 
 def test_ultraserver_and_trainium3_by_hand_pass() -> None:
-    assert run_offline(spec_of(BLOCK, ULTRASERVER), place(BLOCK), NOW) == []
+    assert run_offline(spec_of(BLOCK, {**ULTRASERVER, "observability.logs": False}), place(BLOCK), NOW) == []
     trn3 = {"groups.0.instance_type": "trn3.48xlarge", "instance_types": {"trn3.48xlarge": TRN3}}
     edits = {**trn3, "groups.0.image_id": "ami-0123456789abcdef0"}
     assert run_offline(spec_of(BLOCK, edits), place(BLOCK), NOW) == []
@@ -247,7 +247,7 @@ def test_budget_below_a_month_and_a_day_warns_with_figures(mode: str, day: float
     edits = {"groups.0.capacity.mode": mode, "groups.0.instance_type": "p5en.48xlarge", "groups.0.count": 2}
     edits |= {"storage": {"home": {"capacity_gib": 512_000, "throughput_mb_s": 10_240}}, "network.nat": False}
     edits["observability"] = GONE
-    month = 512_000 * 0.09 + 10_240 * 0.52 + 3 + 6 * 0.1
+    month = 512_000 * 0.09 + 10_240 * 0.52 + 3 + 7 * 0.1
     disks = 2 * (500 * 0.08 + 3_000 * 0.005 + 375 * 0.04) / 730 * 24
 
     def warned(budget: float) -> list[Problem]:

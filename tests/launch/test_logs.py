@@ -70,6 +70,11 @@ def test_launch_of_one_node_says_nothing_of_another() -> None:
     assert [entry.launch for entry in entries(lines)] == [2, None]
 
 
+def test_line_of_a_supervisor_is_of_no_launch_on_its_node() -> None:
+    lines = [LogLine("[launch 2 rank 0] x", "a", 2), LogLine("node 1 of 2: lost", "a", 2), LogLine("lustrain: x", "a")]
+    assert [entry.launch for entry in entries(lines)] == [2, 2, None]
+
+
 @pytest.mark.parametrize(("launch", "rank"), [(None, 3), (12, 0)])
 def test_mark_is_read_as_it_is_written(launch: int | None, rank: int) -> None:
     assert parse(f"{mark(launch, rank)}[rank 9] text") == (launch, rank, "[rank 9] text")

@@ -14,9 +14,10 @@ import pytest
 
 from launch import backends
 from launch.backends import kubernetes, slurm
-from launch.backends.ranks import late_s, ranks_environment
+from launch.backends.ranks import first_port, late_s, ranks_environment
 from launch.flags import TrainFlags
-from launch.request import RunRequest, resolve_request, uri_of
+from launch.request import NODE_AGENT, RunRequest, resolve_request, uri_of
+from launch.supervisor.executor import launch_port
 from lustrain import cluster as contract
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError
@@ -410,6 +411,15 @@ def test_run_on_a_watched_cluster_serves_its_metrics(
     flags = TrainFlags("c", on=on, name="first", nproc="2")
     request = resolve(flags, load(tmp_path / "config.toml"), cluster(**more))
     assert tomllib.loads(request.config)["metrics"]["prometheus_port"] == port
+
+
+def test_ports_of_launches_leave_those_of_others_on_nodes() -> None:
+    """Those of the CloudWatch agent, and from 28400 on of ranks' metrics."""
+    firsts = {first_port("a" * length) for length in range(4000)}
+    ports = {launch_port(first, number) for first in (min(firsts), max(firsts)) for number in range(1000)}
+    agent = int(NODE_AGENT.rpartition(":")[2])
+    assert min(ports) >= 20_000
+    assert max(ports) + 1 < min(agent, 28_400)
 
 
 def test_batch_script_asks_for_nodes_and_holds_no_secret(tmp_path: Path) -> None:

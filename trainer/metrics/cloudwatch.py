@@ -146,12 +146,16 @@ class CloudWatchSink:
                 self._agent.send(line(**names, unix_s=self._clock(), values=self.values()))
                 self._is_lost = False
             except (OSError, ValueError) as error:
-                # Python's own codec refuses some names of hosts, with a ValueError, before the resolver sees them.
                 if not self._is_lost and not is_last:
-                    why = error.strerror if isinstance(error, OSError) and error.strerror else error
-                    detail = f"no progress reaches CloudWatch: its agent does not take it: {why}"
+                    detail = f"no progress reaches CloudWatch: its agent does not take it: {address_error(error)}"
                     self._on_event("warning", {"source": "metrics", "detail": detail})
                 self._is_lost = True
+
+
+def address_error(error: OSError | ValueError) -> str:
+    """Return why an address cannot be used. Python's own codec refuses some names of hosts, with a ValueError, before the
+    resolver sees them."""
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
 
 
 class AgentConnection:

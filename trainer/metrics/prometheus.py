@@ -28,7 +28,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 def package_problems(port: int) -> list[str]:
-    """Return a line where metrics are asked for and the package that serves them is missing or broken."""
+    """Return a line where metrics are switched on and the package that serves them is missing or broken."""
     if not port:
         return []
     try:
@@ -70,7 +70,7 @@ class PrometheusSink:
     ) -> None:
         from prometheus_client import CollectorRegistry, Summary, disable_created_metrics
 
-        # A second series for each counter, with the time when it was made, is of use to nobody here.
+        # A second series for each counter, with the time when it was made, is of no use here.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry: CollectorRegistry = CollectorRegistry()
         self._scrapes = Scrapes(monotonic)
@@ -231,7 +231,7 @@ class RunMetrics:
         elif kind == "checkpoint_failed":
             self._saves_failed.inc()
         elif kind == "notice" and not self._noticed:
-            # Every node that is told has a notice of its own; together they interrupt the run once.
+            # Every node that gets one has a notice of its own; together they interrupt the run once.
             self._noticed = True
             self._notices.inc()
         elif kind == "stopped" and fields["exit_code"] == EXIT_DONE:

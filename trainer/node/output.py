@@ -185,7 +185,7 @@ def write_all(descriptor: int, data: bytes, on_error: Callable[[OSError], None])
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                # Whoever shares this output has made it non-blocking, and its reader is slow.
+                # A process that shares this output has made it non-blocking, and its reader is slow.
                 ready = select.poll()
                 ready.register(descriptor, select.POLLOUT)
                 ready.poll()

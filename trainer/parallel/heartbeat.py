@@ -1,6 +1,6 @@
 """Ranks that still run say so once in a while, so that a notice does not make one wait for a peer that is gone.
 
-A machine that is lost closes no connection: a collective with it ends at its time-out, minutes later. A rank that is told to
+A machine that is lost closes no connection: a collective with it ends at its time-out, minutes later. A rank that has to
 stop by then has nothing to save, since a commit needs all ranks. Its launcher would kill it anyway, later: Slurm after
 KillWait (https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait), torchrun after 30 s.
 """

@@ -12,7 +12,7 @@ from lustrain.problem import UserError, problem
 from trainer.config import Config
 from trainer.environment import launch_attempt
 from trainer.interrupt.notice import OnEvent
-from trainer.metrics.cloudwatch import AgentConnection, CloudWatchSink
+from trainer.metrics.cloudwatch import AgentConnection, CloudWatchSink, address_error
 from trainer.metrics.goodput import RunPast
 from trainer.metrics.prometheus import PrometheusSink, peak_flops
 from trainer.parallel import World
@@ -45,11 +45,8 @@ def start_exporter(
     try:
         sink.serve(metrics.prometheus_address, port)
     except (OSError, ValueError) as error:
-        # Python's own codec refuses some names of hosts, with a ValueError, before the resolver sees them.
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        line = problem(
-            "metrics.prometheus_port", port, f"no metrics are served at {metrics.prometheus_address!r}: {why}"
-        )
+        why = f"no metrics are served at {metrics.prometheus_address!r}: {address_error(error)}"
+        line = problem("metrics.prometheus_port", port, why)
         on_event("warning", {"source": "metrics", "detail": line})
         return None
     return sink

@@ -67,7 +67,7 @@ class Addon:
     values: Mapping[str, Any] | None = None
     """Its configuration, where that differs from its own."""
     workspace: bool = False
-    """Whether it is told of the cluster's workspace of Prometheus."""
+    """Whether its values name the cluster's workspace of Prometheus."""
 
 
 @dataclass(frozen=True)

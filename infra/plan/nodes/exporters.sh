@@ -19,7 +19,7 @@ say() {
   printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
 }
 
-# The wait for others that install leaves time for the work: node.sh ends all of this after five minutes.
+# The wait for others that install leaves time for the work: callers end all of this after five minutes.
 apt() {
   DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@"
 }

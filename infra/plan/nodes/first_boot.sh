@@ -112,7 +112,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=150min
+TimeoutStartSec=160min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -229,10 +229,16 @@ from_bundle() {
   retry 1 $((3 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
 }
 
-# Last: a node takes jobs once its file systems and settings are there. What the agent logs is in this log; its report is not.
+# A node takes jobs once its file systems and settings are there. What the agent logs is in this log; its report is not.
 slurm() {
   begin_step "Slurm" $((3 * patience))
   retry 2 $((3 * patience)) python3 "$agent" slurm-boot --request "$bundle/slurm.json" >/dev/null
+}
+
+# Last: jobs do not wait for it, and no packages come after an installation that is cut off. A node without exporters trains too.
+exporters() {
+  begin_step "exporters"
+  retry 1 300 bash "$bundle/exporters.sh" || say "WARNING: not all exporters run: the monitor does not see this node, or not its GPUs"
 }
 
 mkdir -p "$root/var/log" "$(dirname "$outcome")"
@@ -262,6 +268,9 @@ fi
 # The bundle of a cluster with a Slurm has this file.
 if [[ -f "$bundle/slurm.json" ]]; then
   slurm
+fi
+if [[ -f "$bundle/exporters.sh" ]]; then
+  exporters
 fi
 echo "ready$remark" >"$outcome"
 say "ready$remark"

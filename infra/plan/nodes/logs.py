@@ -36,8 +36,8 @@ CONTAINER_STREAMS = ("application", "dataplane", "host")
 PORT = 25888
 """Where an agent takes lines of the embedded metric format
 (https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Generation_CloudWatch_Agent.html)."""
-LAUNCH_LOGS = "/var/log/lustrain/lustrain-run-*.log"
-"""What launchers write that are started over SSH (`launch.backends.ssh_unit`)."""
+LAUNCH_LOGS = "/var/log/lustrain/lustrain-*.log"
+"""What launchers that are started over SSH write, and supervisors of detached runs (`launch.backends.ssh_unit`)."""
 JOB_LOGS = "/var/log/lustrain-jobs"
 """Where a job of Slurm leaves a copy of what it prints (`launch.backends.slurm_executor`)."""
 KERNEL = r"Xid|NVRM|nvidia|\befa\b|Lustre|LNet|nvme|Out of memory|oom-kill|Machine [Cc]heck|Hardware Error|I/O error"

@@ -237,7 +237,7 @@ answer() {
 mkdir -p "$root/var/log" "$(dirname "$outcome")"
 exec >>"$root/var/log/lustrain-boot.log" 2>&1
 trap ended EXIT
-# From systemd, whose limit only matters where a step's own end did not come.
+# From systemd, whose limit ends what tries again for an hour.
 trap 'exit 143' TERM
 say "begin, monitor of $LUSTRAIN_CLUSTER"
 step="data volume"

@@ -212,29 +212,29 @@ def _discovery(settings: MonitorSettings) -> Discovery:
 def _scrapes(settings: MonitorSettings) -> list[dict[str, Any]]:
     """Return a job for each port of a node. Prometheus asks equal discoveries once, and job names must differ: the ports of a
     node's ranks become the one job `run` by a label."""
-    found = _discovery(settings)
-    gpus = {"source_labels": [found.type], "regex": GPU_TYPES, "action": "keep"}
-    workers = {"source_labels": [found.group], "regex": NOT_WORKERS, "action": "drop"}
+    discovery = _discovery(settings)
+    gpus = {"source_labels": [discovery.type], "regex": GPU_TYPES, "action": "keep"}
+    workers = {"source_labels": [discovery.group], "regex": NOT_WORKERS, "action": "drop"}
     run = {"target_label": "job", "replacement": "run"}
     ranks = range(settings.gpus_per_node)
     return [
-        _scrape("node", NODE_PORT, settings, found),
-        _scrape("gpu", GPU_PORT, settings, found, gpus),
-        *(_scrape(f"run-{rank}", settings.trainer_port + rank, settings, found, workers, run) for rank in ranks),
+        _scrape("node", NODE_PORT, settings, discovery),
+        _scrape("gpu", GPU_PORT, settings, discovery, gpus),
+        *(_scrape(f"run-{rank}", settings.trainer_port + rank, settings, discovery, workers, run) for rank in ranks),
     ]
 
 
 def _scrape(
-    job: str, port: int, settings: MonitorSettings, found: Discovery, *further: Mapping[str, Any]
+    job: str, port: int, settings: MonitorSettings, discovery: Discovery, *further: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`instance` becomes address and port: the dashboards tell nodes apart by its host."""
     return {
         "job_name": job,
-        **found.config,
+        **discovery.config,
         "relabel_configs": [
-            {"source_labels": [found.address], "target_label": "__address__", "replacement": f"$1:{port}"},
-            {"source_labels": [found.node], "target_label": "node"},
-            {"source_labels": [found.group], "target_label": "group"},
+            {"source_labels": [discovery.address], "target_label": "__address__", "replacement": f"$1:{port}"},
+            {"source_labels": [discovery.node], "target_label": "node"},
+            {"source_labels": [discovery.group], "target_label": "group"},
             # Rules group by it, and the label that goes to others is not on series here.
             {"target_label": "cluster", "replacement": settings.cluster},
             *further,

@@ -208,7 +208,7 @@ def _home_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
 
 
 def _efs_alarm(spec: ClusterSpec) -> Alarm:
-    """Return the alarm on what EFS bills: it has no capacity to run out of, and elastic throughput serves whatever is asked.
+    """Return the alarm on what EFS bills: it has no capacity to run out of, and elastic throughput serves any demand.
 
     AWS advises an alarm on this metric: https://docs.aws.amazon.com/efs/latest/ug/managing-throughput.html
     """
@@ -345,7 +345,7 @@ def _machine_alarm(spec: ClusterSpec, subject: str, name: str, harm: str, keeps:
         name=f"{spec.name}-{subject}-down",
         subject=subject,
         description=(
-            f"{name} has failed EC2's status checks, or told nothing, for {MACHINE_MINUTES} minutes. "
+            f"{name} has failed EC2's status checks, or reported nothing, for {MACHINE_MINUTES} minutes. "
             f"{harm}. First: aws ec2 reboot-instances "
             f"--instance-ids {{id}}. If that does not help: pulumi up --refresh --replace '**{spec.name}-{subject}-instance' "
             f"makes it anew with its {keeps}"

@@ -319,7 +319,7 @@ def ssh_without_key(spec: ClusterSpec, context: Context) -> Problems:
 def agent_key(spec: ClusterSpec, context: Context) -> Problems:
     """HyperPod's images have the agent, EKS gets it as an add-on, and of the package for x86_64 nodes know the digest."""
     elsewhere = context.region is not None and context.region != KEYS_REGION
-    kinds = [spec.type_of(group) for group in spec.all_groups]
+    kinds = [spec.type_of(group) for group in spec.all_groups if group.image_id is None]
     arm = any(kind and kind.architecture == "arm64" for kind in kinds)
     if arm and elsewhere and spec.network.closed and spec.backend == "ec2" and carries_logs(spec):
         message = (

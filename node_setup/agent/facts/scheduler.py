@@ -21,11 +21,11 @@ _FIELDS = {"state": "State", "gres": "Gres", "version": "Version"}
 
 
 def collect(reading: MachineReading) -> dict[str, Any]:
-    told = json.loads(reading.host.read(NODE) or "{}").get("slurm")
-    if not told:
+    role = json.loads(reading.host.read(NODE) or "{}").get("slurm")
+    if not role:
         return EMPTY
     host, node = reading.host, None
-    if told["duty"] == "compute":
+    if role["duty"] == "compute":
         node, error = show_node(host, own_name(host))
         if error is None:
             node = node or {"state": NOT_KNOWN, "gres": None, "version": None, "reason": None}
@@ -36,11 +36,11 @@ def collect(reading: MachineReading) -> dict[str, Any]:
     wanted = re.search(r"\bGres=([^\s']+)", host.read(OPTIONS) or "")
     return {
         "slurm": {
-            "duty": told["duty"],
+            "duty": role["duty"],
             "error": error,
             "node": node,
             "gres": wanted[1] if wanted else "",
-            "volume": told.get("state_volume"),
+            "volume": role.get("state_volume"),
             "mounted": any(mount.target == STATE for mount in reading.mounts),
         }
     }

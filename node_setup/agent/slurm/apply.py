@@ -257,7 +257,7 @@ def _no_service(host: Host, unit: str) -> Step:
 
     def look() -> str | None:
         state = facts.unit_state(host, unit)
-        # One that cannot be asked may run, and two controllers would start the same jobs.
+        # One that does not answer may run, and two controllers would start the same jobs.
         wrong = [] if state["active"] in ("inactive", "failed") else [state["active"] or "unknown"]
         return ", ".join([*wrong, *(["enabled"] if state["enabled"] == "enabled" else [])]) or None
 

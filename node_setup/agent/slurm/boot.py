@@ -62,17 +62,17 @@ class Part:
 def part(host: Host, text: str) -> Part | None:
     """Read both documents; None where the node has no part in a Slurm. UserError."""
     node, bundle = _table(NODE, host.read(NODE) or ""), _table("slurm.json", text)
-    told = node.get("slurm")
-    if told is None:
+    own = node.get("slurm")
+    if own is None:
         return None
-    if not isinstance(told, dict) or told.get("duty") not in DUTIES:
-        raise UserError(problem(f"slurm of {NODE}", told, "is no part of a Slurm", ", ".join(DUTIES), "`pulumi up`"))
+    if not isinstance(own, dict) or own.get("duty") not in DUTIES:
+        raise UserError(problem(f"slurm of {NODE}", own, "is no part of a Slurm", ", ".join(DUTIES), "`pulumi up`"))
     group = str(node.get("group"))
     gpus: Any = bundle.get("gpus")
     try:
         known = (node.get("instance_type"), node.get("capacity"), node.get("zone_id"))
         return Part(
-            told["duty"], told["host"], told["address"], told["munge_secret"], told["state_volume"], group,
+            own["duty"], own["host"], own["address"], own["munge_secret"], own["state_volume"], group,
             # A feature that is another group's name would put the node into that group's partition.
             (group, *(word for word in known if word not in gpus)), gpus.get(group, 0), bundle["files"], bundle["cgroup"],
         )  # fmt: skip

@@ -24,7 +24,7 @@ UNITS = ("munge.service", "slurmctld.service", "slurmd.service")
 
 
 def collect(host: Host) -> dict[str, Any]:
-    """Return the facts as plain JSON data; one that could not be read is None. The munge key is told by its digest only."""
+    """Return the facts as plain JSON data; one that could not be read is None. Of the munge key only the digest is shown."""
     cores = cores_of(host)
     key = read_bytes(host, paths.MUNGE_KEY)
     return {

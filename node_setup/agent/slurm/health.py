@@ -22,7 +22,7 @@ Slurm bear clocks that are far more off than the check allows."""
 def check(host: Host, facts: Facts, request: Request) -> tuple[dict[str, Any], int]:
     """Verify the node by its facts, and drain it for a fault of its own; a node that was never tuned is left alone.
 
-    It is never resumed here: whoever mended the node does that, or a fault that comes and goes would take job after job.
+    It is never resumed here: the person who mended the node does that, or a fault that comes and goes would take job after job.
     """
     if not request.document:
         return {

@@ -62,7 +62,7 @@ def _put(host: Host, secret: str, key: bytes) -> str:
     """Return why it could not be put; empty where it was.
 
     The version's name is always the same, and Secrets Manager takes one value by a name and refuses another: so there is one
-    key, whoever else makes one and however late it is to be seen
+    key, whatever other machine makes one and however late it is to be seen
     (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_PutSecretValue.html).
     """
     text, version = base64.b64encode(key).decode("ascii"), sha256(secret.encode()).hexdigest()

@@ -28,7 +28,7 @@ FLAGS = {
 
 
 class Queue(NamedTuple):
-    """Numbers of nodes by state and flag, of jobs by state; `error` is why no controller told them."""
+    """Numbers of nodes by state and flag, of jobs by state; `error` is why no controller reported them."""
 
     nodes: Mapping[tuple[str, str], int] = {}
     jobs: Mapping[str, int] = {}
@@ -37,7 +37,7 @@ class Queue(NamedTuple):
 
 def collect(host: Host) -> Queue | None:
     """Ask the controller, if one is to run on this machine; None where none is."""
-    # Not by its program: a folder of a controller that is gone hangs whoever looks into it.
+    # Not by its program: a folder of a controller that is gone hangs every process that looks into it.
     unit = unit_state(host, "slurmctld.service")
     if unit["load"] != "loaded":
         return None

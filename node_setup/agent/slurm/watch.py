@@ -93,7 +93,7 @@ class Controller:
         self._log = log
         self._gone_after_s = gone_after_s
         self._since: Mapping[str, float] = {}
-        self._said: Mapping[str, str] = {}
+        self._lines: Mapping[str, str] = {}
 
     def look(self, now_s: float) -> None:
         done = self._host.run(("scontrol", "show", "node", "--oneliner"), 30)
@@ -101,11 +101,11 @@ class Controller:
             return
         self._since = {name: self._since.get(name, now_s) for name in gone(scheduler.parse(done.out))}
         due = [name for name, since_s in self._since.items() if now_s - since_s >= self._gone_after_s]
-        said = {name: self._delete(name) for name in due}
-        for name, line in said.items():
-            if self._said.get(name) != line:
+        lines = {name: self._delete(name) for name in due}
+        for name, line in lines.items():
+            if self._lines.get(name) != line:
                 self._log(f"{name} is gone: {line}")
-        self._said = said
+        self._lines = lines
 
     def _delete(self, name: str) -> str:
         done = self._host.run(("scontrol", "delete", f"NodeName={name}"), 30)
