@@ -9,6 +9,7 @@ from infra.config import ClusterSpec
 from infra.plan.place import Place
 from infra.plan.watch.machine import settings, user_data
 from infra.preflight.change import Change, Effect, protected, shown
+from lustrain.problem import UserError
 
 HERE = "observability"
 MACHINE = f"{HERE}.monitor"
@@ -86,8 +87,12 @@ def _architecture(spec: ClusterSpec) -> str | None:
     return kind.architecture if kind else None
 
 
-def _boot(spec: ClusterSpec) -> str:
-    return user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there")
+def _boot(spec: ClusterSpec) -> str | None:
+    """Return what the monitor boots with; None where no machine can boot with the spec, as preflight says."""
+    try:
+        return user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there")
+    except (UserError, ValueError):
+        return None
 
 
 def _size(before: int, after: int) -> Change:

@@ -9,6 +9,7 @@ from infra.config import ClusterSpec, Group
 from infra.plan.nodes.user_data import user_data
 from infra.plan.place import Place
 from infra.preflight.change import Change, Effect, protected, shown
+from lustrain.problem import UserError
 
 HERE = "scheduler"
 ANYWHERE = Place("us-east-1", "000000000000")
@@ -71,10 +72,16 @@ def _architecture(spec: ClusterSpec) -> str | None:
     return kind.architecture if kind else None
 
 
-def _boot(spec: ClusterSpec, machine: Group) -> tuple[str | None, str]:
-    """Return what makes the instance anew beside type and image, as far as the spec says it and the bundle's name does not."""
+def _boot(spec: ClusterSpec, machine: Group) -> tuple[str | None, str] | None:
+    """Return what makes the instance anew beside type and image, as far as the spec says it and the bundle's name does not.
+
+    None where no machine can boot with the spec, as preflight says.
+    """
     lustre, home = ("there" if part else "" for part in (spec.storage.lustre, spec.storage.home))
-    script = user_data(spec, ANYWHERE, machine, lustre_dns=lustre, lustre_mount_name=lustre, home_dns=home)
+    try:
+        script = user_data(spec, ANYWHERE, machine, lustre_dns=lustre, lustre_mount_name=lustre, home_dns=home)
+    except (UserError, ValueError):
+        return None
     return spec.access.ssh_key, script
 
 
