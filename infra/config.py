@@ -265,18 +265,28 @@ class Alarms(Section):
     """A run that has made no step for so long stands still; more than the longest evaluation, compilation and save."""
 
 
-class Monitor(Section):
-    """The machine that scrapes the cluster's nodes: on demand, without an open port, with a data volume that outlives it."""
+class Machine(Section):
+    """A machine beside the nodes, on demand."""
 
     type: TypeName = "m7i.large"
+    image_id: Annotated[str, id_of("ami", "an image")] | None = None
+    """Default: Ubuntu 24.04 for the type's architecture."""
+
+    def group(self, name: str, role: GroupRole, **others: Any) -> Group:
+        """Return it as a group of one."""
+        made = {"name": name, "role": role, "instance_type": self.type, "image_id": self.image_id, **others}
+        return Group(count=1, threads_per_core=2, efa=False, **made)
+
+
+class Monitor(Machine):
+    """The machine that scrapes the cluster's nodes: without an open port, with a data volume that outlives it."""
+
     disk_gib: Annotated[int, Field(ge=10, le=16384)] = 50
     """Volume of Prometheus' and Grafana's data: gp3's limit. It can grow, never shrink."""
     retention_days: Days = 30
     """How long Prometheus keeps what it scraped, unless the volume fills before. With `amp` the workspace keeps it instead,
     150 days unless you set another
     (https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-workspace-configuration.html)."""
-    image_id: Annotated[str, id_of("ami", "an image")] | None = None
-    """Default: Ubuntu 24.04 for the type's architecture."""
 
 
 class Observability(Section):
@@ -412,12 +422,9 @@ class ExistingEks(Section):
     missing. They overwrite no settings, and their software stays when the stack ends."""
 
 
-class Controller(Section):
-    """The machine of slurmctld: on demand, with an address and a volume that outlive it."""
+class Controller(Machine):
+    """The machine of slurmctld, with an address and a volume that outlive it."""
 
-    type: TypeName = "m7i.large"
-    image_id: Annotated[str, id_of("ami", "an image")] | None = None
-    """Default: Ubuntu 24.04 for the type's architecture."""
     state_gib: Annotated[int, Field(ge=1, le=16384)] = 20
     """Volume of Slurm's state (queue, running jobs): gp3's limits. It can grow, never shrink."""
 
@@ -517,17 +524,7 @@ class ClusterSpec(Section):
         """Slurm's controller on EC2, as a group of one machine; it is no Auto Scaling group and not among `groups`."""
         if self.scheduler is None or self.hyperpod:
             return None
-        wanted = self.scheduler.controller
-        return Group(
-            name=CONTROLLER,
-            role="controller",
-            instance_type=wanted.type,
-            count=1,
-            image_id=wanted.image_id,
-            root_volume_gib=CONTROLLER_ROOT_GIB,
-            threads_per_core=2,
-            efa=False,
-        )
+        return self.scheduler.controller.group(CONTROLLER, "controller", root_volume_gib=CONTROLLER_ROOT_GIB)
 
     @property
     def all_groups(self) -> tuple[Group, ...]:
@@ -539,16 +536,7 @@ class ClusterSpec(Section):
         """The machine that scrapes the nodes, as a group of one; it is no node of the cluster and not among `all_groups`."""
         if self.observability.prometheus == "none" or self.backend == "hyperpod-eks":
             return None
-        wanted = self.observability.monitor
-        return Group(
-            name=MONITOR,
-            role="login",
-            instance_type=wanted.type,
-            count=1,
-            image_id=wanted.image_id,
-            threads_per_core=2,
-            efa=False,
-        )
+        return self.observability.monitor.group(MONITOR, "login")
 
     def zone_of(self, group: Group) -> str:
         return group.zone_id or self.zone_id

@@ -163,31 +163,21 @@ class Endpoints(pulumi.ComponentResource):
     ) -> None:
         super().__init__("lustrain:infra:Endpoints", name, None, opts)
         self._name, self._network, self._group = name, network, security_group_id
-        made = {
-            one.key: self._gateway(one) if one.kind == "Gateway" else self._interface(one) for one in plan.endpoints
-        }
-        self.ids = {key: endpoint.id for key, endpoint in made.items()}
+        self.ids = {one.key: self._endpoint(one).id for one in plan.endpoints}
         self.register_outputs({"ids": self.ids})
 
-    def _gateway(self, plan: EndpointPlan) -> aws.ec2.VpcEndpoint:
+    def _endpoint(self, plan: EndpointPlan) -> aws.ec2.VpcEndpoint:
+        network, gateway = self._network, plan.kind == "Gateway"
+        groups = [self._group] if self._group is not None else []
         return aws.ec2.VpcEndpoint(
             f"{self._name}-{plan.key}",
-            vpc_id=self._network.vpc_id,
+            vpc_id=network.vpc_id,
             service_name=plan.service,
             vpc_endpoint_type=plan.kind,
-            route_table_ids=self._network.route_table_ids,
+            route_table_ids=network.route_table_ids if gateway else None,
             policy=json.dumps(plan.policy) if plan.policy else None,
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-
-    def _interface(self, plan: EndpointPlan) -> aws.ec2.VpcEndpoint:
-        return aws.ec2.VpcEndpoint(
-            f"{self._name}-{plan.key}",
-            vpc_id=self._network.vpc_id,
-            service_name=plan.service,
-            vpc_endpoint_type=plan.kind,
-            subnet_ids=[self._network.compute_subnet_id],
-            security_group_ids=[self._group] if self._group is not None else [],
-            private_dns_enabled=True,
+            subnet_ids=None if gateway else [network.compute_subnet_id],
+            security_group_ids=None if gateway else groups,
+            private_dns_enabled=None if gateway else True,
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -98,10 +98,8 @@ def build(plan: Plan) -> dict[str, Any]:
     # What is there already is looked up before anything is declared: a refusal then leaves nothing half-made.
     plane = look_up_plane(plan.spec)
     images = {node_group.group: look_up(node_group.group, node_group.image) for node_group in plan.node_groups}
-    if plan.controller:
-        images[plan.controller.group.name] = look_up(plan.controller.group.name, plan.controller.image)
-    if plan.monitor:
-        images[plan.monitor.group.name] = look_up(plan.monitor.group.name, plan.monitor.image)
+    for machine in filter(None, (plan.controller, plan.monitor)):
+        images[machine.group.name] = look_up(machine.group.name, machine.image)
     base = Foundation(plan)
     workspace = Workspace(plan.spec.name, found) if (found := plan.observability.workspace) else None
     nodes = _hyperpod(plan, base, plane, workspace) if plan.spec.hyperpod else _node_groups(plan, base, images)

@@ -116,7 +116,7 @@ def cost(plan: Plan) -> Cost:
     """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown."""
     spec, region = plan.spec, plan.place.region
     parts = [part for group in spec.groups for part in _group(spec, group, region)]
-    parts += [*_controller(spec, region), *_monitor(plan, region)]
+    parts += [*_machines(spec, region), *_workspace(plan, region)]
     if plan.lustre and not plan.lustre.existing:
         parts.append(_lustre(plan.lustre, region))
     if plan.home:
@@ -179,23 +179,22 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
     yield _part(region, f"{group.name} disks", what, disks, always_on=not accelerated)
 
 
-def _controller(spec: ClusterSpec, region: str) -> Iterator[Part]:
-    """Yield Slurm's controller on EC2, its volumes and its secret."""
-    if (group := spec.controller) is None or spec.scheduler is None:
-        return
-    yield _part(region, group.name, f"1 x {group.ec2_type}, Slurm's controller", {group.ec2_type: 1})
-    state = spec.scheduler.controller.state_gib
-    what = f"{group.root_volume_gib} and {state} GiB of gp3, a secret"
-    amounts = {"gp3-gb": group.root_volume_gib + state, "secret": 1}
-    yield _part(region, f"{group.name} disks", what, amounts)
+def _machines(spec: ClusterSpec, region: str) -> Iterator[Part]:
+    """Yield Slurm's controller on EC2 with its volumes and its secret, and the monitor with its volumes."""
+    found: list[tuple[Group, str, int, int]] = []
+    if (group := spec.controller) and spec.scheduler:
+        found.append((group, "Slurm's controller", group.root_volume_gib, spec.scheduler.controller.state_gib))
+    if group := spec.monitor:
+        found.append((group, "Prometheus", ROOT_GIB, spec.observability.monitor.disk_gib))
+    for group, what, root, data in found:
+        secrets = int(group.role == "controller")
+        disks = f"{root} and {data} GiB of gp3{', a secret' if secrets else ''}"
+        yield _part(region, group.name, f"1 x {group.ec2_type}, {what}", {group.ec2_type: 1})
+        yield _part(region, f"{group.name} disks", disks, {"gp3-gb": root + data, "secret": secrets})
 
 
-def _monitor(plan: Plan, region: str) -> Iterator[Part]:
-    """Yield the monitor with its volumes, and the workspace, of which nothing is paid but what is written, kept and queried."""
-    if group := plan.spec.monitor:
-        kept = plan.spec.observability.monitor.disk_gib
-        yield _part(region, group.name, f"1 x {group.ec2_type}, Prometheus", {group.ec2_type: 1})
-        yield _part(region, f"{group.name} disks", f"{ROOT_GIB} and {kept} GiB of gp3", {"gp3-gb": ROOT_GIB + kept})
+def _workspace(plan: Plan, region: str) -> Iterator[Part]:
+    """Yield the workspace, of which nothing is paid but what is written, kept and queried."""
     if plan.observability.workspace:
         written = price("amp-samples", region)
         note = f"{written.usd if written else '?'} USD for 10 million samples written, on top; less beyond 2 billion a month"

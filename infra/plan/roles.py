@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.config import CONTROLLER, MONITOR, ClusterSpec
-from infra.plan.documents import Document, allow, document, trust
+from infra.plan.documents import Document, Statement, allow, document, trust
 from infra.plan.node_policy import controller_statements, monitor_statements, node_statements
 from infra.plan.nodes.eks import (
     CLUSTER_ROLE,
@@ -73,8 +73,14 @@ def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     too; `monitor` where there is one; with `hyperpod-eks` also one for the control plane that the stack makes, and for each
     chosen part that needs one."""
     if spec.backend != "hyperpod-eks":
-        controller = [_controller(spec, place)] if spec.controller and spec.access.node_role is None else []
-        return (node_role(spec, place), *controller, *([_monitor(spec, place)] if spec.monitor else []))
+        plans = [node_role(spec, place)]
+        if spec.controller and spec.access.node_role is None:
+            about = f"Slurm's controller of {spec.name}"
+            plans.append(_ec2_role(spec, place, CONTROLLER, about, controller_statements(spec, place)))
+        if spec.monitor:
+            about = f"Prometheus and Grafana of {spec.name}"
+            plans.append(_ec2_role(spec, place, MONITOR, about, monitor_statements(spec, place)))
+        return tuple(plans)
     pods = {identity.role for identity in pod_identities(spec)}
     plans = [] if spec.eks.existing else [_eks_cluster(spec, place)]
     if CSI_ROLE in pods:
@@ -138,8 +144,8 @@ def node_role(spec: ClusterSpec, place: Place) -> RolePlan:
     """Return the role of the nodes, whether the stack makes it or uses one that is there."""
     if spec.backend != "ec2":
         return replace(_hyperpod_node(spec, place), existing=spec.access.node_role)
-    access = spec.access
-    return replace(_ec2_node(spec, place), existing=access.node_role, existing_profile=access.instance_profile)
+    made = _ec2_role(spec, place, "node", f"Nodes of {spec.name}", node_statements(spec, place))
+    return replace(made, existing=spec.access.node_role, existing_profile=spec.access.instance_profile)
 
 
 def services(plans: Iterable[RolePlan]) -> list[str]:
@@ -147,41 +153,11 @@ def services(plans: Iterable[RolePlan]) -> list[str]:
     return sorted({statement["Principal"]["Service"] for plan in plans for statement in plan.trust["Statement"]})
 
 
-def _ec2_node(spec: ClusterSpec, place: Place) -> RolePlan:
-    return _role(
-        spec,
-        "node",
-        f"Nodes of {spec.name}",
-        trust("ec2"),
-        document(node_statements(spec, place)),
-        managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
-        instance_profile=True,
-    )
-
-
-def _controller(spec: ClusterSpec, place: Place) -> RolePlan:
-    return _role(
-        spec,
-        CONTROLLER,
-        f"Slurm's controller of {spec.name}",
-        trust("ec2"),
-        document(controller_statements(spec, place)),
-        managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
-        instance_profile=True,
-    )
-
-
-def _monitor(spec: ClusterSpec, place: Place) -> RolePlan:
-    """Return the monitor's role; one of the user's for nodes (`access.node_role`) is not its."""
-    return _role(
-        spec,
-        MONITOR,
-        f"Prometheus and Grafana of {spec.name}",
-        trust("ec2"),
-        document(monitor_statements(spec, place)),
-        managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
-        instance_profile=True,
-    )
+def _ec2_role(spec: ClusterSpec, place: Place, key: str, description: str, statements: list[Statement]) -> RolePlan:
+    """Return the role of an instance of EC2, which Session Manager reaches."""
+    managed = (place.managed_policy("AmazonSSMManagedInstanceCore"),)
+    policy = document(statements)
+    return _role(spec, key, description, trust("ec2"), policy, managed=managed, instance_profile=True)
 
 
 def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:

@@ -8,25 +8,25 @@ from functools import cached_property
 
 from infra.clock import now
 from infra.config import ClusterSpec
-from infra.plan.network.security import Rule, rules
-from infra.plan.network.vpc import NetworkPlan, network
-from infra.plan.nodes.auto_scaling import NodeGroupPlan, node_groups
-from infra.plan.nodes.bundle import Bundle, bundle, with_names
-from infra.plan.nodes.capacity import ReservationPlan, reservations
-from infra.plan.nodes.controller import ControllerPlan, controller
-from infra.plan.nodes.eks import EksPlan, eks_plan
-from infra.plan.place import BucketNames, Place, bucket_names, runs_uri, tags
-from infra.plan.roles import RolePlan, roles
-from infra.plan.storage.associations import AssociationPlan, associations
-from infra.plan.storage.buckets import BucketPlan, buckets
-from infra.plan.storage.home import EfsPlan, OpenZfsPlan, home
-from infra.plan.storage.lustre import LustrePlan, lustre_plan
-from infra.plan.storage.repository import RepositoryPlan, repository
-from infra.plan.storage.s3_mounts import S3MountPlan, s3_mounts
-from infra.plan.watch.budget import BudgetPlan, budget
-from infra.plan.watch.interruptions import ChannelPlan, channel
-from infra.plan.watch.machine import MonitorPlan, monitor
-from infra.plan.watch.observability import ObservabilityPlan, observability
+from infra.plan.network.security import rules
+from infra.plan.network.vpc import network
+from infra.plan.nodes.auto_scaling import node_groups
+from infra.plan.nodes.bundle import bundle, with_names
+from infra.plan.nodes.capacity import reservations
+from infra.plan.nodes.controller import controller
+from infra.plan.nodes.eks import eks_plan
+from infra.plan.place import Place, bucket_names, runs_uri, tags
+from infra.plan.roles import roles
+from infra.plan.storage.associations import associations
+from infra.plan.storage.buckets import buckets
+from infra.plan.storage.home import home
+from infra.plan.storage.lustre import lustre_plan
+from infra.plan.storage.repository import repository
+from infra.plan.storage.s3_mounts import s3_mounts
+from infra.plan.watch.budget import budget
+from infra.plan.watch.interruptions import channel
+from infra.plan.watch.machine import monitor
+from infra.plan.watch.observability import observability
 
 
 @dataclass(frozen=True)
@@ -42,89 +42,29 @@ class Plan:
     now: datetime = field(default_factory=now)
     """A capacity block has begun by then, or is still to begin."""
 
-    @cached_property
-    def tags(self) -> dict[str, str]:
-        return tags(self.spec)
-
-    @cached_property
-    def bucket_names(self) -> BucketNames:
-        return bucket_names(self.spec, self.place)
-
-    @cached_property
-    def runs_uri(self) -> str:
-        return runs_uri(self.spec, self.place)
-
-    @cached_property
-    def network(self) -> NetworkPlan:
-        return network(self.spec, self.place)
-
-    @cached_property
-    def security(self) -> tuple[Rule, ...]:
-        return rules(self.spec)
-
-    @cached_property
-    def roles(self) -> tuple[RolePlan, ...]:
-        return roles(self.spec, self.place)
-
-    @cached_property
-    def buckets(self) -> tuple[BucketPlan, ...]:
-        return buckets(self.spec, self.place)
-
-    @cached_property
-    def bundle(self) -> Bundle:
-        return with_names(bundle(self.spec, region=self.place.region), self.bucket_names)
-
-    @cached_property
-    def lustre(self) -> LustrePlan | None:
-        return lustre_plan(self.spec)
-
-    @cached_property
-    def associations(self) -> tuple[AssociationPlan, ...]:
-        return associations(self.spec, self.place)
-
-    @cached_property
-    def s3_mounts(self) -> tuple[S3MountPlan, ...]:
-        return s3_mounts(self.spec, self.place)
-
-    @cached_property
-    def home(self) -> OpenZfsPlan | EfsPlan | None:
-        """The file system for homes that is made; None also where there is one already."""
-        return home(self.spec)
-
-    @cached_property
-    def repository(self) -> RepositoryPlan:
-        return repository(self.spec)
-
-    @cached_property
-    def node_groups(self) -> tuple[NodeGroupPlan, ...]:
-        """Of the `ec2` backend."""
-        return () if self.spec.hyperpod else node_groups(self.spec, self.place, self.now)
-
-    @cached_property
-    def controller(self) -> ControllerPlan | None:
-        """Of Slurm, on EC2."""
-        return controller(self.spec)
-
-    @cached_property
-    def monitor(self) -> MonitorPlan | None:
-        return monitor(self.spec, self.place)
-
-    @cached_property
-    def reservations(self) -> tuple[ReservationPlan, ...]:
-        return reservations(self.spec)
-
-    @cached_property
-    def eks(self) -> EksPlan | None:
-        return eks_plan(self.spec, self.place) if self.spec.backend == "hyperpod-eks" else None
-
-    @cached_property
-    def channel(self) -> ChannelPlan:
-        return channel(self.spec, self.place)
-
-    @cached_property
-    def observability(self) -> ObservabilityPlan:
-        return observability(self.spec, self.place)
-
-    @cached_property
-    def budget(self) -> BudgetPlan | None:
-        return budget(self.spec, self.place)
+    tags = cached_property(lambda plan: tags(plan.spec))
+    bucket_names = cached_property(lambda plan: bucket_names(plan.spec, plan.place))
+    runs_uri = cached_property(lambda plan: runs_uri(plan.spec, plan.place))
+    network = cached_property(lambda plan: network(plan.spec, plan.place))
+    security = cached_property(lambda plan: rules(plan.spec))
+    roles = cached_property(lambda plan: roles(plan.spec, plan.place))
+    buckets = cached_property(lambda plan: buckets(plan.spec, plan.place))
+    bundle = cached_property(lambda plan: with_names(bundle(plan.spec, region=plan.place.region), plan.bucket_names))
+    lustre = cached_property(lambda plan: lustre_plan(plan.spec))
+    associations = cached_property(lambda plan: associations(plan.spec, plan.place))
+    s3_mounts = cached_property(lambda plan: s3_mounts(plan.spec, plan.place))
+    home = cached_property(lambda plan: home(plan.spec))
+    """The file system for homes that is made; None also where there is one already."""
+    repository = cached_property(lambda plan: repository(plan.spec))
+    node_groups = cached_property(
+        lambda plan: () if plan.spec.hyperpod else node_groups(plan.spec, plan.place, plan.now)
+    )
+    """Of the `ec2` backend."""
+    controller = cached_property(lambda plan: controller(plan.spec))
+    """Of Slurm, on EC2."""
+    monitor = cached_property(lambda plan: monitor(plan.spec, plan.place))
+    reservations = cached_property(lambda plan: reservations(plan.spec))
+    eks = cached_property(lambda plan: eks_plan(plan.spec, plan.place) if plan.spec.backend == "hyperpod-eks" else None)
+    channel = cached_property(lambda plan: channel(plan.spec, plan.place))
+    observability = cached_property(lambda plan: observability(plan.spec, plan.place))
+    budget = cached_property(lambda plan: budget(plan.spec, plan.place))

@@ -22,10 +22,9 @@ def _groups(spec: ClusterSpec) -> Iterator[str]:
         kind = spec.node_of(group)
         efa = f", EFA interfaces: {kind.efa} each" if kind and kind.efa and group.role == "worker" else ""
         yield f"{group.name}: {machines(group)}, {group.capacity.mode}{efa}"
-    if controller := spec.controller:
-        yield f"{controller.name}: {machines(controller)}, {controller.capacity.mode}, for Slurm"
-    if monitor := spec.monitor:
-        yield f"{monitor.name}: {machines(monitor)}, {monitor.capacity.mode}, for Prometheus"
+    for machine, what in ((spec.controller, "Slurm"), (spec.monitor, "Prometheus")):
+        if machine:
+            yield f"{machine.name}: {machines(machine)}, {machine.capacity.mode}, for {what}"
 
 
 def machines(group: Group) -> str:

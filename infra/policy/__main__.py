@@ -18,28 +18,29 @@ from pulumi_policy import (
 )
 from pulumi_policy.proxy import UnknownValueError
 
+from infra.finding import Rule
+from infra.policy import checks, relations
 from infra.policy.declared import UNKNOWN, Resource
-from infra.policy.rules import RESOURCE_RULES, STACK_RULES, OfResource, OfStack, Rule
 
 
 def policies() -> list[Policy]:
-    return [*map(_resource_policy, RESOURCE_RULES), *map(_stack_policy, STACK_RULES)]
+    return [*map(_resource_policy, checks.RULES), *map(_stack_policy, relations.RULES)]
 
 
-def _resource_policy(rule: Rule[OfResource]) -> Policy:
+def _resource_policy(rule: Rule) -> Policy:
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        for violation in rule.check(_resource(args)):
-            report(rule.line(violation), None)
+        for problem in rule.check(_resource(args)):
+            report(f"{problem.why}; fix: {problem.fix}", None)
 
-    return ResourceValidationPolicy(rule.code, rule.says, validate, url=rule.source, remediation_steps=rule.fix)
+    return ResourceValidationPolicy(rule.code, rule.checks, validate, url=rule.source, remediation_steps=rule.fix)
 
 
-def _stack_policy(rule: Rule[OfStack]) -> Policy:
+def _stack_policy(rule: Rule) -> Policy:
     def validate(args: StackValidationArgs, report: ReportViolation) -> None:
-        for resource, violation in rule.check([_resource(item) for item in args.resources]):
-            report(rule.line(violation), resource.urn)
+        for problem in rule.check([_resource(item) for item in args.resources]):
+            report(f"{problem.why}; fix: {problem.fix}", problem.path)
 
-    return StackValidationPolicy(rule.code, rule.says, validate, url=rule.source, remediation_steps=rule.fix)
+    return StackValidationPolicy(rule.code, rule.checks, validate, url=rule.source, remediation_steps=rule.fix)
 
 
 def _resource(args: ResourceValidationArgs | PolicyResource) -> Resource:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from infra.finding import finding
+from lustrain.problem import Problem
+
 
 class Unknown:
     """A value that is not known during a preview; rules never hold it against a resource."""
@@ -49,6 +52,10 @@ class Resource:
     def rows(self, *path: str) -> list[Mapping[str, Any]]:
         """Return the tables of a list under these keys, unknown ones left out."""
         return tables(self.at(*path))
+
+    def problem(self, why: str) -> Problem:
+        """Return what is wrong with this resource, whose URN stands for its path."""
+        return finding(self.urn, why)
 
     def made_from(self, prop: str, other: Resource) -> bool:
         return other.urn in self.uses.get(prop, frozenset())

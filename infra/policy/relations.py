@@ -1,4 +1,4 @@
-"""What a rule looks at between the resources of a stack.
+"""POL: what no stack may be, where that shows only between several resources.
 
 Ids are not known in a preview, so resources are matched by what their values were made from; that also means that a
 group or a bucket which this stack only uses, and does not make, is not judged.
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from infra.finding import Problems, RuleTable
 from infra.policy.checks import (
     BUCKETS,
     CLOUD_CONTROL,
+    EC2,
     ENDPOINT,
     LAUNCH_TEMPLATE,
     LUSTRE,
@@ -20,8 +22,8 @@ from infra.policy.checks import (
 )
 from infra.policy.declared import Resource, allowed, any_resource, is_true, is_unknown, texts
 
-Blame = tuple[Resource, str]
-
+RULES = RuleTable()
+"""Each looks at all resources of a stack."""
 VPC = "aws:ec2/vpc:Vpc"
 INTERNET_GATEWAYS = (
     "aws:ec2/internetGateway:InternetGateway",
@@ -41,7 +43,13 @@ ALERT_MANAGER = "aws:amp/alertManagerDefinition:AlertManagerDefinition"
 EFA_KINDS = ("efa", "efa-only")
 
 
-def grouped_reservations(resources: Sequence[Resource]) -> Iterator[Blame]:
+@RULES.add(
+    "POL-001",
+    "A placement group has no reserved capacity that was not made in it.",
+    f"{EC2}/capacity-blocks-how.html",
+    fix="no placement group, except the one that the reservation itself was made in",
+)
+def grouped_reservations(resources: Sequence[Resource]) -> Problems:
     """EC2 answers such a launch with InsufficientInstanceCapacity, however much is reserved."""
     groups = [one for one in resources if one.type == PLACEMENT_GROUP]
     reservations = [one for one in resources if one.type == RESERVATION]
@@ -49,11 +57,11 @@ def grouped_reservations(resources: Sequence[Resource]) -> Iterator[Blame]:
         if template.type != LAUNCH_TEMPLATE or template.at("placement", "groupName") is None:
             continue
         if template.at("instanceMarketOptions", "marketType") == "capacity-block":
-            yield template, "puts a capacity block's instances into a placement group"
+            yield template.problem("puts a capacity block's instances into a placement group")
         elif template.at("capacityReservationSpecification", "capacityReservationTarget"):
             made_here = [group for group in groups if _placed_in(template, group)]
             if any(not any(one.made_from("placementGroupArn", group) for one in reservations) for group in made_here):
-                yield template, "puts a reservation's instances into a placement group that it was not made in"
+                yield template.problem("puts a reservation's instances into a placement group that it was not made in")
 
 
 def _placed_in(template: Resource, group: Resource) -> bool:
@@ -62,11 +70,17 @@ def _placed_in(template: Resource, group: Resource) -> bool:
     return named or template.made_from("placement", group)
 
 
-def kept_parts(resources: Sequence[Resource]) -> Iterator[Blame]:
+@RULES.add(
+    "POL-010",
+    "A bucket does not keep the parts of broken uploads.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html",
+    fix="a lifecycle rule over the whole bucket with abort_incomplete_multipart_upload",
+)
+def kept_parts(resources: Sequence[Resource]) -> Problems:
     lifecycles = [one for one in resources if one.type in LIFECYCLES and _aborts(one)]
     for bucket in resources:
         if bucket.type in BUCKETS and not any(_of_bucket(one, bucket) for one in lifecycles):
-            yield bucket, "keeps the parts of uploads that were never finished, and bills them forever"
+            yield bucket.problem("keeps the parts of uploads that were never finished, and bills them forever")
 
 
 def _aborts(lifecycle: Resource) -> bool:
@@ -82,14 +96,20 @@ def _narrow(rule: Mapping[str, Any]) -> bool:
     return bool(rule.get("prefix")) or (isinstance(limits, Mapping) and any(limits.values()))
 
 
-def unblocked_buckets(resources: Sequence[Resource]) -> Iterator[Blame]:
+@RULES.add(
+    "POL-017",
+    "No bucket can become public.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html",
+    fix="an s3.BucketPublicAccessBlock with all four set",
+)
+def unblocked_buckets(resources: Sequence[Resource]) -> Problems:
     blocks = [one for one in resources if one.type == ACCESS_BLOCK]
     for bucket in resources:
         if bucket.type not in BUCKETS:
             continue
         of_it = [one for one in blocks if _of_bucket(one, bucket)]
         if not any(all(is_true(one.at(key)) for key in ACCESS_BLOCKS) for one in of_it):
-            yield bucket, "can be made public by a policy or an ACL"
+            yield bucket.problem("can be made public by a policy or an ACL")
 
 
 def _of_bucket(companion: Resource, bucket: Resource) -> bool:
@@ -98,7 +118,13 @@ def _of_bucket(companion: Resource, bucket: Resource) -> bool:
     return named or companion.made_from("bucket", bucket)
 
 
-def leaks(resources: Sequence[Resource]) -> Iterator[Blame]:
+@RULES.add(
+    "POL-008",
+    "In a network without an internet gateway, no S3 endpoint is for all of S3.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/userguide/example-bucket-policies-vpc-endpoint.html",
+    fix="give it a policy that names the buckets",
+)
+def leaks(resources: Sequence[Resource]) -> Problems:
     """Yield endpoints for all of S3 in a network without an internet gateway, which is meant to keep data in.
 
     With a gateway the network itself is as open as the endpoint, and a list of buckets breaks pulls from public registries.
@@ -109,7 +135,7 @@ def leaks(resources: Sequence[Resource]) -> Iterator[Blame]:
         if any(one.type in INTERNET_GATEWAYS and one.made_from("vpcId", vpc) for one in resources):
             continue
         for endpoint in (one for one in resources if one.type == ENDPOINT and one.made_from("vpcId", vpc)):
-            yield from ((endpoint, found) for found in _open_to_s3(endpoint))
+            yield from map(endpoint.problem, _open_to_s3(endpoint))
 
 
 def _open_to_s3(endpoint: Resource) -> Iterator[str]:
@@ -122,14 +148,20 @@ def _open_to_s3(endpoint: Resource) -> Iterator[str]:
             yield "allows everything on every bucket: from a network without another way out, data leaves through it"
 
 
-def silent_rules(resources: Sequence[Resource]) -> Iterator[Blame]:
+@RULES.add(
+    "POL-022",
+    "Alert rules have an alert manager.",
+    "https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-alert-manager.html",
+    fix="an amp.AlertManagerDefinition for the same workspace, with an SNS topic",
+)
+def silent_rules(resources: Sequence[Resource]) -> Problems:
     """Yield rules of a workspace that has no alert manager: their alerts fire where nothing looks."""
     managers = [one for one in resources if one.type == ALERT_MANAGER]
     for rules in (one for one in resources if one.type == ALERT_RULES):
         if is_unknown(rules.at("workspaceId")) and not rules.uses.get("workspaceId"):
             continue
         if not any(_same_workspace(one, rules) for one in managers):
-            yield rules, "evaluates alerts in a workspace without an alert manager, which sends them nowhere"
+            yield rules.problem("evaluates alerts in a workspace without an alert manager, which sends them nowhere")
 
 
 def _same_workspace(one: Resource, other: Resource) -> bool:
@@ -139,14 +171,20 @@ def _same_workspace(one: Resource, other: Resource) -> bool:
     return bool(one.uses.get("workspaceId", frozenset()) & other.uses.get("workspaceId", frozenset()))
 
 
-def deaf_groups(resources: Sequence[Resource]) -> Iterator[Blame]:
+@RULES.add(
+    "POL-011",
+    "A security group with EFA lets itself in and out.",
+    f"{EC2}/efa-start.html",
+    fix='an ingress and an egress rule with ip_protocol="-1" that reference the group itself',
+)
+def deaf_groups(resources: Sequence[Resource]) -> Problems:
     """EFA's own protocol has no ports: a rule for 0.0.0.0/0 does not cover it, only one for the group itself does."""
     for group in (one for one in resources if one.type == SECURITY_GROUP):
         if not any(_carries_efa(one, group) for one in resources):
             continue
         for kind, inline, way in ((INGRESS, "ingress", "in"), (EGRESS, "egress", "out")):
             if not (_inline_self(group, inline) or any(_self_rule(one, group, kind) for one in resources)):
-                yield group, f"carries EFA and does not let itself {way}: NCCL hangs at the first collective"
+                yield group.problem(f"carries EFA and does not let itself {way}: NCCL hangs at the first collective")
 
 
 def _carries_efa(user: Resource, group: Resource) -> bool:

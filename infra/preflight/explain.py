@@ -9,6 +9,7 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from ipaddress import IPv4Network
 
@@ -21,12 +22,14 @@ from infra.plan.nodes.capacity import Shares, market, mix, shares
 from infra.plan.nodes.logs import carries_logs
 from infra.plan.roles import EKS_ROLES
 from infra.plan.summary import machines
+from infra.preflight import explain_monitor, explain_scheduler
 from infra.preflight.change import Change, Effect, protected, shown
-from infra.preflight.explain_monitor import monitor, moved_monitor
-from infra.preflight.explain_scheduler import ANEW, INSTEAD, LOST, moved_controller, scheduler
 from infra.preflight.explain_storage import associations, file_system, home, objects, s3_mounts
 
 MADE_ROLE = "the role that the stack made"
+OWN_EKS = "a control plane of the stack's own"
+NODES_LOST = "every node with its local disks and jobs"
+SECOND_STACK = "make a second stack, move over, destroy the first"
 TUNE = "run `fab node-tune` afterwards, which brings running nodes to the same state"
 REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 
@@ -49,7 +52,7 @@ def explain_bundle(old: str, new: str, *, controller: bool = False) -> list[Chan
     if old == new:
         return []
     message = f"{old} becomes {new}: new nodes boot with it, running nodes keep theirs"
-    anew = [Change("lifecycle", Effect.REPLACES_NODES, ANEW, LOST, INSTEAD)] if controller else []
+    anew = [replace(explain_scheduler.ANEW, path="lifecycle")] if controller else []
     return [*anew, Change("lifecycle", Effect.NEW_NODES, message, "", TUNE)]
 
 
@@ -63,10 +66,7 @@ def _identity(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     for key in ("name", "backend"):
         if getattr(old, key) != getattr(new, key):
             message = f"{getattr(old, key)} becomes {getattr(new, key)}"
-            lost = "every node with its local disks and jobs"
-            yield Change(
-                key, Effect.REPLACES_CLUSTER, message, lost, "make a second stack, move over, destroy the first"
-            )
+            yield Change(key, Effect.REPLACES_CLUSTER, message, NODES_LOST, SECOND_STACK)
     if old.name != new.name and not all((old.buckets.data, old.buckets.checkpoints, old.buckets.lifecycle)):
         yield protected("name", "a bucket that is called after the cluster")
 
@@ -80,8 +80,9 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     for key in ("vpc_id", "compute_subnet_id"):
         if getattr(before.existing, key, None) != getattr(after.existing, key, None):
             moved.append(f"network.existing.{key}")
-    yield from moved_controller(old, moved)
-    yield from moved_monitor(old, moved)
+    volumes = {explain_scheduler.VOLUME: old.controller, explain_monitor.VOLUME: old.monitor}
+    # EBS has a volume in one zone.
+    yield from (protected("zone_id", volume) for volume, there in volumes.items() if there and "zone_id" in moved)
     for path in moved:
         message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the nodes get a new subnet"
         instead = "make a second stack there, copy the data through S3, destroy the first"
@@ -89,7 +90,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(
                 path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre or homes and is not in S3", instead
             )
-        yield Change(path, Effect.REPLACES_CLUSTER, message, "every node with its local disks and jobs", instead)
+        yield Change(path, Effect.REPLACES_CLUSTER, message, NODES_LOST, instead)
     for zone, subnet in _zone_subnets(old).items():
         if not moved and subnet != (there := _zone_subnets(new).get(zone, subnet)):
             message = f"the subnet of its nodes in {zone} would go from {subnet} to {there} under them"
@@ -114,8 +115,8 @@ def _security_groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         return
     here, message = "network.security_group_ids", f"{shown(before)} becomes {shown(after)}"
     if old.hyperpod:
-        lost, instead = "every node with its local disks and jobs", "change the rules of groups that are named already"
-        yield Change(here, Effect.REPLACES_CLUSTER, message, lost, instead)
+        instead = "change the rules of groups that are named already"
+        yield Change(here, Effect.REPLACES_CLUSTER, message, NODES_LOST, instead)
     else:
         fix = "aws ec2 modify-network-interface-attribute changes those of running machines"
         yield Change(here, Effect.NEW_NODES, f"{message}; running machines keep their groups", "", fix)
@@ -310,11 +311,6 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield Change("access.admin_roles", Effect.IN_PLACE, "access entries are made and removed")
 
 
-OWN_EKS = "a control plane of the stack's own"
-NODES_LOST = "every node with its local disks and jobs"
-SECOND_STACK = "make a second stack, move over, destroy the first"
-
-
 def _control_plane(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield what changes on a control plane that the stack made."""
     here, named = "eks.version", new if new.eks.version_named else old
@@ -382,9 +378,8 @@ def _roles(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield Change(here, Effect.IN_PLACE, message)
     if before.role_path != after.role_path:
         message = f"{before.role_path} becomes {after.role_path}: new roles are made and the old ones deleted"
-        lost = "every node with its local disks and jobs"
         effect = Effect.REPLACES_CLUSTER if old.backend == "hyperpod-eks" else Effect.REPLACES_NODES
-        yield Change("access.role_path", effect, message, lost, "make a second stack, move over, destroy the first")
+        yield Change("access.role_path", effect, message, NODES_LOST, SECOND_STACK)
 
 
 def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -476,8 +471,8 @@ _COMPARERS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     home,
     s3_mounts,
     _accounting,
-    scheduler,
-    monitor,
+    explain_scheduler.scheduler,
+    explain_monitor.monitor,
     _kubernetes,
     objects,
     _roles,

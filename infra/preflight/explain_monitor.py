@@ -3,21 +3,20 @@ moves over, and no node hears of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from infra.config import ClusterSpec
-from infra.plan.place import Place
 from infra.plan.watch.machine import settings, user_data
 from infra.preflight.change import Change, Effect, protected, shown
-from lustrain.problem import UserError
+from infra.preflight.explain_machine import ANYWHERE, boot, machine, made_anew, volume
 
 HERE = "observability"
-MACHINE = f"{HERE}.monitor"
-ANYWHERE = Place("us-east-1", "000000000000")
-"""Both specs are compared there; an update never moves a stack to another region."""
 VOLUME = "the volume of metrics and dashboards"
 WORKSPACE = "the workspace of Prometheus"
-ANEW = "The monitor is made anew with its data: metrics of some minutes are missing"
+ANEW = Change(
+    f"{HERE}.monitor", Effect.IN_PLACE, "The monitor is made anew with its data: metrics of some minutes are missing"
+)
 
 
 def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -25,14 +24,19 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     here = f"{HERE}.prometheus"
     if was.prometheus == "amp" and will_be.prometheus != "amp":
         yield protected(here, WORKSPACE)
-    if old.monitor is None and new.monitor is None:
+    before, after = old.monitor, new.monitor
+    if before is None and after is None:
         yield from _other_keys(old, new)
-    elif old.monitor is None:
+    elif before is None:
         yield Change(here, Effect.IN_PLACE, "a monitor is made, and scrapes the nodes that answer it")
-    elif new.monitor is None:
+    elif after is None:
         yield protected(here, VOLUME)
     else:
-        yield from _machine(old, new)
+        yield from machine(old, new, before, after, ANEW)
+        growth = ", and the monitor is made anew, which uses it all"
+        yield from volume(f"{HERE}.monitor.disk_gib", was.monitor.disk_gib, will_be.monitor.disk_gib, growth)
+        if settings(old, ANYWHERE) != settings(new, ANYWHERE) or _boot(old) != _boot(new):
+            yield replace(made_anew(ANEW, "what the monitor runs changes"), path=HERE)
 
 
 def workspace_alone(new: ClusterSpec) -> Change:
@@ -43,12 +47,6 @@ def workspace_alone(new: ClusterSpec) -> Change:
         return Change(here, Effect.IN_PLACE, f"{WORKSPACE} stays, and is protected from then on")
     instead = "set amp until you need them no more: nothing copies them"
     return Change(here, Effect.DELETES_OBJECTS, f"{WORKSPACE} is deleted", "all metrics in it", instead)
-
-
-def moved_monitor(old: ClusterSpec, moved: Sequence[str]) -> Iterator[Change]:
-    """Yield what another zone does to the volume: EBS has it in one."""
-    if old.monitor and "zone_id" in moved:
-        yield protected("zone_id", VOLUME)
 
 
 def _other_keys(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -62,43 +60,5 @@ def _other_keys(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(f"{HERE}.{key}", Effect.IN_PLACE, shown_as)
 
 
-def _machine(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    was, will_be = old.observability.monitor, new.observability.monitor
-    if was.type != will_be.type and not will_be.image_id and _architecture(old) != _architecture(new):
-        message = f"{was.type} becomes {will_be.type} of another architecture, and the image stays as it is"
-        fix = f"keep the architecture, or name {MACHINE}.image_id too"
-        yield Change(f"{MACHINE}.type", Effect.IMPOSSIBLE, message, "", fix)
-    elif was.type != will_be.type:
-        yield Change(f"{MACHINE}.type", Effect.IN_PLACE, f"{was.type} becomes {will_be.type}. {ANEW}")
-    if will_be.image_id is None and was.image_id:
-        message = f"without it {was.image_id} stays: a default is looked up only when there is no monitor yet"
-        yield Change(f"{MACHINE}.image_id", Effect.IMPOSSIBLE, message, "", "name the image that you want")
-    elif was.image_id != will_be.image_id:
-        message = f"{shown(was.image_id)} becomes {shown(will_be.image_id)}. {ANEW}"
-        yield Change(f"{MACHINE}.image_id", Effect.IN_PLACE, message)
-    if was.disk_gib != will_be.disk_gib:
-        yield _size(was.disk_gib, will_be.disk_gib)
-    if settings(old, ANYWHERE) != settings(new, ANYWHERE) or _boot(old) != _boot(new):
-        yield Change(HERE, Effect.IN_PLACE, f"what the monitor runs changes. {ANEW}")
-
-
-def _architecture(spec: ClusterSpec) -> str | None:
-    kind = spec.node_of(spec.monitor) if spec.monitor else None
-    return kind.architecture if kind else None
-
-
 def _boot(spec: ClusterSpec) -> str | None:
-    """Return what the monitor boots with; None where no machine can boot with the spec, as preflight says."""
-    try:
-        return user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there")
-    except (UserError, ValueError):
-        return None
-
-
-def _size(before: int, after: int) -> Change:
-    path, message = f"{MACHINE}.disk_gib", f"{before} GiB become {after}"
-    if after < before:
-        return Change(path, Effect.IMPOSSIBLE, f"{message}: EBS shrinks no volume", "", f"keep {before}")
-    return Change(
-        path, Effect.IN_PLACE, f"{message}: the volume grows, and the monitor is made anew, which uses it all"
-    )
+    return boot(lambda: user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there"))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from infra import clock
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import LEVELS, finding
 from infra.plan.place import Place
 from infra.preflight.rule import Context, Family, Problems, Rule
 from infra.preflight.rules import (
@@ -99,7 +99,7 @@ def suppress(spec: ClusterSpec, findings: Problems, rules: Mapping[str, Rule]) -
     kept = [finding for finding in every if finding.code not in silenced]
     for index, one in enumerate(spec.suppress):
         kept += _about(f"suppress.{index}", one.code, codes, rules)
-    return sorted(kept, key=lambda finding: ("error", "unknown", "warning").index(finding.level))
+    return sorted(kept, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _about(path: str, code: str, first: Mapping[str, Problem], rules: Mapping[str, Rule]) -> Problems:

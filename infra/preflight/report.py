@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from infra.catalog.prices import HOME
-from infra.finding import finding
+from infra.finding import LEVELS, finding
 from infra.plan.cost import Cost, Part
 from infra.preflight.change import Change
 from infra.preflight.rule import Rule
@@ -17,7 +17,6 @@ from lustrain.tables import table
 
 UNREACHED = "could not be checked: AWS cannot be reached"
 """What every online rule reports where AWS did not answer the first question, about the caller's identity."""
-LEVELS = ("error", "unknown", "warning")
 
 
 def lines(findings: Sequence[Problem]) -> Iterator[str]:

@@ -1,27 +1,24 @@
-"""The form of a rule of preflight, and the context in which it looks at a spec."""
+"""What a rule of preflight looks at: the spec in its context, its groups and its machines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TypeVar
+from typing import Any
 
 from infra.catalog.instances import Instance
-from infra.config import ClusterSpec, Group
-from infra.finding import Level, finding
+from infra.config import CONTROLLER, ClusterSpec, Group
+from infra.finding import Problems as Problems
+from infra.finding import Rule as Rule
+from infra.finding import RuleTable, finding
+from infra.plan.nodes.machine import PATHS
 from infra.plan.place import Place, partition_of
 from infra.plan.stack import Plan
-from lustrain.problem import Problem
 
 NO_ACCOUNT = "000000000000"
 """Stands in names and ARNs where the account is not known; as long as a real one."""
-CONTROLLER_PATH = "scheduler.controller"
-"""In the config, where groups have `groups.0` and so on."""
-MONITOR_PATH = "observability.monitor"
-Problems = Iterable[Problem]
-Look = TypeVar("Look", bound=Callable[..., Problems])
 
 
 @dataclass(frozen=True)
@@ -59,65 +56,12 @@ class Context:
         return cls(spec, region, None, partition_of(region), now)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One check: `code` is stable, `checks` says in a sentence what must hold, `source` where AWS says so.
+class Family(RuleTable):
+    """The rules of one module of preflight: functions of the spec, its context and, for some, AWS's clients."""
 
-    `look` is called with spec and context, and with AWS's clients too where the rule has a `permission`, the action that it
-    asks AWS with.
-
-    A problem of an `essential` rule cannot be suppressed: no plan can be built on such a spec. Every other one can, with a
-    reason, since facts about AWS age; CFG-092 warns where AWS would refuse the update all the same. A `judgement` is ours: AWS
-    accepts what breaks the rule, and the harm comes later.
-    """
-
-    code: str
-    checks: str
-    source: str
-    look: Callable[..., Problems] = lambda spec, context: ()
-    level: Level = "error"
-    essential: bool = False
-    judgement: bool = False
-    permission: str = ""
-
-    @property
-    def refused_by_aws(self) -> bool:
-        """Whether AWS itself refuses what breaks this rule, as far as its source is AWS's own."""
-        return self.level == "error" and self.source.startswith("https://") and not self.judgement
-
-    def check(self, context: Context, *aws: object) -> Iterator[Problem]:
-        """Yield what `look` finds wrong; of problems to which the plan gave a code, this rule's own."""
-        for problem in self.look(context.spec, context, *aws):
-            if problem.code in ("", self.code):
-                yield self.own(problem)
-
-    def own(self, problem: Problem) -> Problem:
-        """Return the problem with this rule's code, and its level and source where it has none of its own."""
-        level, source = problem.level or self.level, problem.source or self.source
-        return finding(problem.path, problem.why, problem.fix, code=self.code, level=level, source=source)
-
-
-class Family(list[Rule]):
-    """The rules of one module, in the order in which they look."""
-
-    def add(
-        self,
-        code: str,
-        checks: str,
-        source: str,
-        *,
-        level: Level = "error",
-        essential: bool = False,
-        judgement: bool = False,
-        permission: str = "",
-    ) -> Callable[[Look], Look]:
-        """Add a row of the table whose function is the decorated one; a function of several rules has a row for each."""
-
-        def keep(look: Look) -> Look:
-            self.append(Rule(code, checks, source, look, level, essential, judgement, permission))
-            return look
-
-        return keep
+    @staticmethod
+    def called(look: Callable[..., Any]) -> Callable[..., Problems]:
+        return lambda context, *aws: look(context.spec, context, *aws)
 
 
 def groups(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:
@@ -133,12 +77,17 @@ def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
             yield path, group, facts
 
 
+def machines(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:
+    """Yield Slurm's controller on EC2 and the monitor, each with its path in the config."""
+    for machine in filter(None, (spec.controller, spec.monitor)):
+        yield PATHS[machine.name], machine
+
+
 def known_machines(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
-    """Yield the groups of `known_groups`, and Slurm's controller on EC2 and the monitor, each as one more."""
-    yield from known_groups(spec)
-    for path, machine in ((CONTROLLER_PATH, spec.controller), (MONITOR_PATH, spec.monitor)):
-        if machine and (facts := spec.node_of(machine)):
-            yield path, machine, facts
+    """Yield the groups of `known_groups`, and the machines of `machines`, each as one more."""
+    for path, group in (*groups(spec), *machines(spec)):
+        if facts := spec.node_of(group):
+            yield path, group, facts
 
 
 @dataclass(frozen=True)
@@ -159,10 +108,15 @@ def group_types(spec: ClusterSpec) -> Iterator[GroupType]:
         for key, kind in {"instance_type": group.instance_type, **others}.items():
             alone = group.of_type(kind)
             yield GroupType(path, f"{path}.{key}", alone, spec.node_of(alone))
-    if controller := spec.controller:
-        yield GroupType(CONTROLLER_PATH, f"{CONTROLLER_PATH}.type", controller, spec.node_of(controller))
-    if monitor := spec.monitor:
-        yield GroupType(MONITOR_PATH, f"{MONITOR_PATH}.type", monitor, spec.node_of(monitor))
+    for path, machine in machines(spec):
+        yield GroupType(path, f"{path}.type", machine, spec.node_of(machine))
+
+
+def named_twice(path: str, values: Sequence[object], fix: str = "keep one", code: str = "") -> Problems:
+    """Yield each value of the list at `path` that stands before already."""
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            yield finding(f"{path}.{index}", f"{value} stands twice", fix, code=code)
 
 
 def listed(values: Iterable[object]) -> str:
@@ -174,4 +128,4 @@ def listed(values: Iterable[object]) -> str:
 def named_images(spec: ClusterSpec) -> dict[str, str | None]:
     """Return the image that each group and Slurm's controller name, by the key's path."""
     images = {f"{path}.image_id": group.image_id for path, group in groups(spec)}
-    return {**images, f"{CONTROLLER_PATH}.image_id": spec.controller.image_id} if spec.controller else images
+    return {**images, f"{PATHS[CONTROLLER]}.image_id": spec.controller.image_id} if spec.controller else images

@@ -95,7 +95,7 @@ def plan(stack: str, **edits: Any) -> Plan:
 def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
     for file in plan("hyperpod-slurm-p5", **{"storage.home": None}).bundle.files:
-        if file.path.startswith(("logs.", "signed.")):
+        if file.path.startswith(("logs.", "packages.")):
             (node.bundle / file.path).write_bytes(file.content)
     # As user data has it on EC2.
     script = node.bundle / LOGS.name

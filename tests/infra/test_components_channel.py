@@ -49,6 +49,7 @@ def test_alarms_watch_the_things_of_the_stack(engine_aws: LocalAws, engine: Engi
         "llm-home-full": {"fs-0fedcba9876543210"},
         "llm-train-incomplete": {group},
         "llm-boot-failed": {"llm"},
+        "llm-run-stalled": {"llm"},
         "llm-nat-traffic": {"nat-0123456789abcdef0"},
         "llm-notices-lost": {"llm-interruptions-dead"},
         "llm-notices-unread": {"llm-interruptions", group},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.plan.nodes.bundle import MOUNT_S3, ON_INIT, SIGNED
+from infra.plan.nodes.bundle import MOUNT_S3, ON_INIT, PACKAGES
 from infra.plan.place import Place
 from infra.plan.stack import Plan
 from lustrain.problem import UserError
@@ -43,7 +43,7 @@ def plan(stack: str, **edits: Any) -> Plan:
 def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
     for file in plan("ec2-spot-g6e").bundle.files:
-        if file.path in (MOUNT_S3.name, SIGNED.name) or file.path.startswith("s3_mounts/"):
+        if file.path in (MOUNT_S3.name, PACKAGES.name) or file.path.startswith("s3_mounts/"):
             (node.bundle / file.path).parent.mkdir(exist_ok=True)
             (node.bundle / file.path).write_bytes(file.content)
     node.command("systemctl", SYSTEMCTL)

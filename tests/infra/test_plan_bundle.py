@@ -26,7 +26,7 @@ from infra.plan.nodes.bundle import (
     ON_CONFIGURED,
     ON_CREATE,
     ON_INIT,
-    SIGNED,
+    PACKAGES,
     SLURM,
     Bundle,
     bundle,
@@ -62,7 +62,7 @@ def test_our_own_bundle_holds_both_entries_agent_and_its_data(stack: str) -> Non
     files = {file.path: file for file in ours.files}
     generated = {AGENT, DOCUMENT, *([SLURM] if spec.scheduler else [])}
     generated |= {HOME_MOUNT} if stack == "hyperpod-slurm-p5" else set()
-    generated |= {LOGS.name, LOGS_CONFIGURATION, SIGNED.name} if spec.backend != "hyperpod-eks" else set()
+    generated |= {LOGS.name, LOGS_CONFIGURATION, PACKAGES.name} if spec.backend != "hyperpod-eks" else set()
     generated |= {EXPORTERS.name} if spec.monitor else set()
     assert {ON_INIT, ON_CREATE, "node.sh", "container_data.sh", "fill_homes.sh", *generated} == set(files)
     assert ours.prefix == f"lifecycle/{ours.sha}"

@@ -184,7 +184,8 @@ def boot(folder: Path, *, cli: str = "exit 0", edits: dict[str, Any] | None = No
         "LUSTRAIN_PAUSE_SECONDS": "0",
         "CALLED": str(called),
     }
-    done = subprocess.run(["bash"], input=script, text=True, env=environment, check=False)
+    (folder / "user-data").write_text(script)
+    done = subprocess.run(["bash", str(folder / "user-data")], env=environment, check=False)
     return done.returncode, root, called.read_text().splitlines()
 
 
@@ -204,4 +205,5 @@ def test_first_boot_without_its_bundle_is_counted(tmp_path: Path) -> None:
     status, root, called = boot(tmp_path, cli='[[ "$1" != s3 ]]')
     assert status != 0
     assert called[-1].startswith("aws cloudwatch put-metric-data")
+    assert (root / "var/lib/lustrain/boot").read_text() == "failed lifecycle bundle\n"
     assert not (root / "etc/systemd/system/lustrain-monitor.service").exists()

@@ -69,7 +69,7 @@ def test_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
     boot = alarm("cluster", spec())
     assert boot is not None
     (metric,) = boot.metrics
-    script = (Path("infra/plan/nodes") / "first_boot.sh").read_text(encoding="utf-8")
+    script = (Path("infra/plan/nodes") / "boot_steps.sh").read_text(encoding="utf-8")
     assert f"--namespace {metric.namespace} --metric-name {metric.name} " in script
     assert f'--dimensions "{metric.dimension}=$cluster"' in script
     assert metric.namespace in METRIC_NAMESPACES, "the node role allows no other"

@@ -9,13 +9,13 @@ import pytest
 
 from infra.local.aws import LocalAws
 from infra.local.engine import Engine, EngineError
-from infra.policy.rules import RESOURCE_RULES, STACK_RULES
+from infra.policy import checks, relations
 from tests.infra.stacks import PACK
 
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-CODES = {rule.code for rule in RESOURCE_RULES} | {rule.code for rule in STACK_RULES}
+CODES = {rule.code for rule in (*checks.RULES, *relations.RULES)}
 
 
 def reported(said: str) -> set[str]:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from infra.plan.place import COST_TAG
+from infra.policy import checks, relations
 from infra.policy.checks import BILLED
 from infra.policy.declared import UNKNOWN, Resource
-from infra.policy.rules import RESOURCE_RULES, STACK_RULES, Rule, violations
+from lustrain.problem import Problem
 
 TAGS = {COST_TAG: "llm"}
 SPECIFIED = [{"resourceType": kind, "tags": TAGS} for kind in ("instance", "volume")]
-RULES: tuple[Rule[Any], ...] = (*RESOURCE_RULES, *STACK_RULES)
+RULES = (*checks.RULES, *relations.RULES)
 CODES = [rule.code for rule in RULES]
 
 
@@ -340,8 +341,13 @@ def cases(samples: dict[str, list[list[Resource]]]) -> list[Any]:
     ]
 
 
+def problems(resources: list[Resource]) -> list[Problem]:
+    alone = [problem for rule in checks.RULES for item in resources for problem in rule.check(item)]
+    return alone + [problem for rule in relations.RULES for problem in rule.check(resources)]
+
+
 def codes(resources: list[Resource]) -> set[str]:
-    return {line.split(":")[0] for line in violations(resources)}
+    return {problem.code for problem in problems(resources)}
 
 
 def test_every_rule_has_its_own_code_and_both_kinds_of_samples() -> None:
@@ -356,7 +362,7 @@ def test_what_a_rule_forbids_is_reported(code: str, resources: list[Resource]) -
 
 @pytest.mark.parametrize(("code", "resources"), cases(GOOD))
 def test_what_no_rule_forbids_is_not_reported(code: str, resources: list[Resource]) -> None:
-    assert violations(resources) == []
+    assert problems(resources) == []
 
 
 class NothingKnown(dict[str, Any]):
@@ -375,7 +381,7 @@ def test_what_a_preview_does_not_know_does_not_count_against_it(code: str, resou
 
 
 def test_message_names_resource_and_fix_rules_name_their_source() -> None:
-    (line,) = violations([of("queue", sqsManagedSseEnabled=False)])
-    assert line.startswith("POL-013: aws:sqs/queue:Queue sqs/queue:Queue ")
-    assert line.endswith("; fix: sqs_managed_sse_enabled=True")
+    queue = of("queue", sqsManagedSseEnabled=False)
+    (problem,) = problems([queue])
+    assert (problem.code, problem.path, problem.fix) == ("POL-013", queue.urn, "sqs_managed_sse_enabled=True")
     assert all(rule.source.startswith("https://") for rule in RULES)

@@ -254,8 +254,10 @@ def test_the_end_leaves_what_holds_data_or_money_and_its_base(courses: Courses, 
     if spec.storage.home:
         kinds = {"openzfs": "aws:fsx/openZfsFileSystem:OpenZfsFileSystem", "efs": "aws:efs/fileSystem:FileSystem"}
         expected.add(kinds[spec.storage.home.type])
-    if spec.scheduler:
+    if spec.scheduler or spec.monitor:
         expected.add("aws:ebs/volume:Volume")
+    if spec.observability.prometheus == "amp":
+        expected.add("aws:amp/workspace:Workspace")
     if any(group.capacity.create for group in spec.groups):
         expected.add("aws:ec2/capacityReservation:CapacityReservation")
     if any(group.capacity.mode == "training-plan" for group in spec.groups):

@@ -17,7 +17,7 @@ from infra.config import ClusterSpec, ExistingNetwork, Group, HomeType
 from infra.finding import finding
 from infra.plan.network.endpoints import EndpointPlan, endpoints, interface_services
 from infra.plan.nodes.nics import addresses, nics
-from infra.plan.place import Place
+from infra.plan.place import PRIVATE_RANGES, Place
 from infra.plan.roles import RolePlan, flow_log_group, flow_log_role
 from infra.plan.storage.lustre import lustre_plan
 from infra.plan.watch.observability import log_days
@@ -32,8 +32,7 @@ PUBLIC_PREFIX = 24
 CONTROL_PREFIX = 27
 """EKS wants 6 free addresses in each of its subnets and advises 16
 (https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html)."""
-PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
-"""RFC 1918, and RFC 6598, which AWS allows as well."""
+PRIVATE = tuple(map(IPv4Network, PRIVATE_RANGES))
 TAKEN = IPv4Network("172.17.0.0/16")
 """Docker's bridge, and some services of AWS (VPC_BLOCKS)."""
 CNI_ADDRESSES = 49
@@ -245,14 +244,14 @@ def cidr_problems(spec: ClusterSpec) -> Iterator[Problem]:
     block = _block(cidr)
     if block is None:
         fix = "write the first address and the prefix's length, like 10.0.0.0/16"
-        yield finding(path, f"{cidr} is not an IPv4 block", fix, code="NET-003", source=VPC_BLOCKS)
+        yield finding(path, f"{cidr} is not an IPv4 block", fix, code="NET-003")
         return
     if not SHORTEST_PREFIX <= block.prefixlen <= LONGEST_PREFIX:
         why, fix = (
             f"{cidr} has a size that AWS refuses",
             f"choose a prefix from /{SHORTEST_PREFIX} to /{LONGEST_PREFIX}",
         )
-        yield finding(path, why, fix, code="NET-003", source=VPC_BLOCKS)
+        yield finding(path, why, fix, code="NET-003")
         return
     if existing is not None:
         return
@@ -263,15 +262,15 @@ def cidr_problems(spec: ClusterSpec) -> Iterator[Problem]:
         smaller = (entry for entry in range(prefix + 1, LONGEST_PREFIX + 1) if layout(spec, block, entry))
         fits = next((f"raise compute_prefix to {item} or " for item in smaller), "")
         fix = f"{fits}take a larger network.cidr"
-        yield finding("network.compute_prefix", why, fix, code="NET-004", source=VPC_BLOCKS)
+        yield finding("network.compute_prefix", why, fix, code="NET-004")
 
 
 def _awkward(path: str, block: IPv4Network) -> Iterator[Problem]:
     if not any(block.subnet_of(private) for private in PRIVATE):
         why = f"{block} is not a private range: nodes cannot reach the owners of these addresses in the internet"
         fix = "choose a block of 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10"
-        yield finding(path, why, fix, code="NET-006", level="warning", source=VPC_BLOCKS)
+        yield finding(path, why, fix, code="NET-006", level="warning")
     if block.overlaps(TAKEN):
         why = f"{block} overlaps {TAKEN}, where Docker's bridge and some services of AWS are"
         fix = "choose another block, like 10.0.0.0/16"
-        yield finding(path, why, fix, code="NET-006", level="warning", source=VPC_BLOCKS)
+        yield finding(path, why, fix, code="NET-006", level="warning")

@@ -49,8 +49,8 @@ LOGS = Path(__file__).with_name("logs.sh")
 """Where logs are carried; where the image has no CloudWatch agent, it reaches the network."""
 LOGS_CONFIGURATION = "logs.json"
 """Of the agent, beside it."""
-SIGNED = Path(__file__).with_name("signed.sh")
-"""What both scripts need."""
+PACKAGES = Path(__file__).with_name("packages.sh")
+"""What scripts that install packages need."""
 EXPORTERS = Path(__file__).with_name("exporters.sh")
 """Only in the bundle of a cluster with a monitor: where the image has no exporters, it reaches the network."""
 S3_MOUNTS = "s3_mounts"
@@ -106,10 +106,10 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
     homes = {HOME_MOUNT: home_mount(mount)} if (mount := mounted_by_bundle(spec)) else {}
     buckets = mount_files(spec, region)
     carried = log_files(spec)
-    signed = {SIGNED.name: SIGNED.read_bytes()} if buckets or carried else {}
     metrics = {EXPORTERS.name: EXPORTERS.read_bytes()} if shows_metrics(spec) else {}
+    packages = {PACKAGES.name: PACKAGES.read_bytes()} if buckets or carried or metrics else {}
     own = {AGENT: archive(), DOCUMENT: document.encode("ascii")}
-    generated = {**own, **slurm, **for_root, **users, **homes, **buckets, **carried, **signed, **metrics}
+    generated = {**own, **slurm, **for_root, **users, **homes, **buckets, **carried, **metrics, **packages}
     return gathered(folder, generated=generated)
 
 

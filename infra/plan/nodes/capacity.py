@@ -57,7 +57,6 @@ _BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-u
 _RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
 _PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
 _TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html"
-_GROUPS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
 _SOURCES: dict[CapacityMode, str] = {
     "on-demand": _TYPES,
     "spot": _TYPES,
@@ -209,14 +208,12 @@ def capacity_problems(group: Group, kind: Instance | None, backend: Backend, pre
 
 
 def _wrong_pair(mode: CapacityMode, backend: Backend, prefix: str) -> Problem:
-    why, fix = (
-        "HyperPod ignores EC2's capacity reservations and capacity blocks",
-        ("buy a training plan and give its ARN, or use backend ec2"),
-    )
-    if backend == "ec2":
-        why, fix = "EC2 knows no training plans, they are SageMaker's", "use a hyperpod backend"
+    why, fix = "EC2 knows no training plans, they are SageMaker's", "use a hyperpod backend"
+    if backend != "ec2":
+        why = "HyperPod ignores EC2's capacity reservations and capacity blocks"
+        fix = "buy a training plan and give its ARN, or use backend ec2"
     why = f"{mode}: {why}; allowed: {', '.join(MODES[backend])}"
-    return finding(f"{prefix}capacity.mode", why, fix, code="CAP-001", source=_PLANS)
+    return finding(f"{prefix}capacity.mode", why, fix, code="CAP-001")
 
 
 def _key_problems(capacity: Capacity, prefix: str) -> Iterator[Problem]:
@@ -244,10 +241,10 @@ def _creation_problems(group: Group, prefix: str) -> Iterator[Problem]:
     for name in ("placement_group", "size"):
         if getattr(capacity, name) is not None:
             why = "describes a reservation that is there; with create it is made for count instances, in no group"
-            yield finding(f"{prefix}capacity.{name}", why, "remove it", code="CAP-003", source=_RESERVATIONS)
+            yield finding(f"{prefix}capacity.{name}", why, "remove it", code="CAP-003")
     if group.count == 0:
         why, fix = "a reservation for no instance cannot be made", "set a count, or mode on-demand until you need it"
-        yield finding(f"{prefix}count", why, fix, code="CAP-018", source=_RESERVATIONS)
+        yield finding(f"{prefix}count", why, fix, code="CAP-018")
 
 
 def _placement_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Problem]:
@@ -258,7 +255,7 @@ def _placement_problems(group: Group, backend: Backend, prefix: str) -> Iterator
     if (group.placement == "cluster") != bool(there):
         lie = f"placement group {there}, as the {mode} does" if there else f"no placement group with a {mode}"
         why = f"{group.placement!r} has no effect: the nodes lie in {lie}"
-        yield finding(f"{prefix}placement", why, "remove it", code="CAP-020", source=_GROUPS)
+        yield finding(f"{prefix}placement", why, "remove it", code="CAP-020")
 
 
 def _type_problems(group: Group, kind: Instance | None, backend: Backend, prefix: str) -> Iterator[Problem]:
@@ -273,11 +270,11 @@ def _type_problems(group: Group, kind: Instance | None, backend: Backend, prefix
         return
     if group.capacity.placement_group is not None:
         why, fix = f"{kind.name} cannot be launched into a cluster placement group", "remove it, or choose another type"
-        yield finding(f"{prefix}capacity.placement_group", why, fix, code="CAP-016", source=_GROUPS)
+        yield finding(f"{prefix}capacity.placement_group", why, fix, code="CAP-016")
     elif mode in ("on-demand", "spot") and group.placement != "none" and group.count > 1:
         why = f"{kind.name} takes no cluster placement group: the nodes may lie far apart in the zone"
         fix = "choose a type that takes one, or set placement: none"
-        yield finding(f"{prefix}instance_type", why, fix, code="CAP-016", level="warning", source=_GROUPS)
+        yield finding(f"{prefix}instance_type", why, fix, code="CAP-016", level="warning")
 
 
 def _has_placement_groups(kind: Instance | None) -> bool:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
-from infra.plan.nodes.auto_scaling import image
-from infra.plan.nodes.machine import MachinePlan, linux_type
+from infra.plan.nodes.machine import MachinePlan, machine_image
 from infra.plan.place import tags
 
-TYPE_KEY = "scheduler.controller.type"
 RECOVERY_DAYS = 7
 """How long a deleted munge key can be brought back: Secrets Manager's least."""
 
@@ -34,7 +32,7 @@ def controller(spec: ClusterSpec) -> ControllerPlan | None:
         name=host(spec),
         group=group,
         zone_id=spec.zone_id,
-        image=image(spec, group, linux_type(spec, group, TYPE_KEY)),
+        image=machine_image(spec, group),
         root_gib=group.root_volume_gib,
         data_gib=spec.scheduler.controller.state_gib,
         key_name=spec.access.ssh_key,

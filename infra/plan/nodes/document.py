@@ -25,7 +25,7 @@ def node_document(spec: ClusterSpec) -> dict[str, Any]:
 
 def shows_metrics(spec: ClusterSpec) -> bool:
     """Return whether nodes run exporters for the cluster's monitor; on EKS AWS's add-on has its own."""
-    return spec.backend != "hyperpod-eks" and str(spec.observability.prometheus) in ("self", "amp")
+    return spec.monitor is not None
 
 
 def tuning(spec: ClusterSpec) -> Tuning:

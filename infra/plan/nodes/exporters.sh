@@ -6,6 +6,10 @@ set -euo pipefail
 
 # A test gives a folder that stands for /.
 root="${LUSTRAIN_ROOT:-}"
+# shellcheck source=infra/plan/nodes/packages.sh
+source "$(dirname "$0")/packages.sh"
+# Leaves time for the work: callers end all of this after five minutes.
+lock_seconds=120
 # The last one with the names and units that the dashboards ask for; 4.9 renames them
 # (https://github.com/NVIDIA/dcgm-exporter/releases/tag/4.9.0).
 dcgm_version=4.8.2
@@ -15,54 +19,18 @@ dcgm_key=EB693B3035CD5710E231E123A4B469963BF863CC
 dcgm=datacenter-gpu-manager-exporter
 dcgm_list="$root/etc/apt/sources.list.d/lustrain-cuda.list"
 
-say() {
-  printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
-}
-
-# The wait for others that install leaves time for the work: callers end all of this after five minutes.
-apt() {
-  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@"
-}
-
-# For what reads the same lists at that moment, as Ubuntu does once a day and after a boot, apt-get does not wait by itself.
-update() {
-  local n
-  for ((n = 1; n <= 6; n++)); do
-    if apt update; then
-      return
-    fi
-    sleep 10
-  done
-  return 1
-}
-
-# After an installation that was cut off, apt-get refuses every other one until dpkg is done; where dpkg is busy, apt-get waits.
-# What is fetched first is not cut off half installed.
-install_packages() {
-  DEBIAN_FRONTEND=noninteractive dpkg --configure -a || true
-  apt install -y --no-install-recommends --download-only "$@"
-  apt install -y --no-install-recommends "$@"
-}
-
 node_exporter() {
   if command -v prometheus-node-exporter >/dev/null; then
     return
   fi
   say "installing prometheus-node-exporter"
-  update
+  apt update
   install_packages prometheus-node-exporter
 }
 
 # Of the package, with its epoch where it has one; empty where no source has it.
 dcgm_package() {
   apt-cache madison "$dcgm" | awk '{print $3}' | grep -E -m 1 "^([0-9]+:)?${dcgm_version//./[.]}-" || true
-}
-
-# The key comes from where the packages come from: only the fingerprint says whose it is.
-is_nvidias() {
-  local listed
-  listed="$(gpg --batch --show-keys --with-colons "$1")"
-  [[ "$(grep -c '^pub:' <<<"$listed")" == 1 && "$(awk -F: '/^fpr:/ {print $10; exit}' <<<"$listed")" == "$dcgm_key" ]]
 }
 
 # AWS's images may have this repository already; a second entry with another key file would end every `apt-get update`.
@@ -77,7 +45,7 @@ dcgm_source() {
   repository="$dcgm_repositories/$release/${machine/aarch64/sbsa}"
   mkdir -p "$(dirname "$key")" "$root/etc/apt/sources.list.d"
   curl -fsS --retry 8 --retry-delay 5 --max-time 120 -o "$key" "$repository/3bf863cc.pub"
-  if ! is_nvidias "$key"; then
+  if ! is_key "$key" "$dcgm_key"; then
     rm "$key"
     say "$repository/3bf863cc.pub is not NVIDIA's key $dcgm_key; fix: take an image with dcgm-exporter"
     return 1
@@ -91,7 +59,7 @@ dcgm_exporter() {
     return
   fi
   dcgm_source
-  update
+  apt update
   version="$(dcgm_package)"
   if [[ -z "$version" ]]; then
     say "no source of packages has $dcgm $dcgm_version; fix: take an image with dcgm-exporter"

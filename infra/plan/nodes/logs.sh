@@ -6,8 +6,8 @@ set -euo pipefail
 # A test gives a folder that stands for /.
 root="${LUSTRAIN_ROOT:-}"
 folder="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# shellcheck source=infra/plan/nodes/signed.sh
-source "$folder/signed.sh"
+# shellcheck source=infra/plan/nodes/packages.sh
+source "$folder/packages.sh"
 applied="$root/var/lib/lustrain/logs.json"
 control="$root/opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # Of August 2026: https://github.com/aws/amazon-cloudwatch-agent/releases

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.catalog.instances import Instance
-from infra.config import ClusterSpec, Group
-from infra.plan.nodes.auto_scaling import CANONICAL, Image
+from infra.config import CONTROLLER, MONITOR, ClusterSpec, Group
+from infra.plan.nodes.auto_scaling import CANONICAL, Image, image
 from lustrain.problem import UserError, problem
 
+PATHS = {CONTROLLER: "scheduler.controller", MONITOR: "observability.monitor"}
+"""Where each machine stands in the config, by its name."""
 DATA_DEVICE = "/dev/sdf"
 """Nitro instances show it as an NVMe drive whose serial number is the volume's id
 (https://docs.aws.amazon.com/ebs/latest/userguide/identify-nvme-ebs-device.html)."""
@@ -34,12 +35,12 @@ class MachinePlan:
     tags: Mapping[str, str]
 
 
-def linux_type(spec: ClusterSpec, group: Group, key: str) -> Instance:
-    """Return the facts of the machine's type, which stands under `key`; UserError where it is not known or runs no Linux."""
-    kind = spec.node_of(group)
+def machine_image(spec: ClusterSpec, group: Group) -> Image:
+    """Return the image of a machine; UserError where its type is not known or runs no Linux."""
+    kind, key = spec.node_of(group), f"{PATHS[group.name]}.type"
     if kind is None:
         raise UserError(problem(key, group.ec2_type, "is not known", fix="describe it under instance_types"))
     if kind.architecture not in CANONICAL:
         allowed = ", ".join(CANONICAL)
         raise UserError(problem(key, group.ec2_type, f"is {kind.architecture}", allowed=allowed, fix="m7i.large"))
-    return kind
+    return image(spec, group, kind)

@@ -9,7 +9,8 @@ PATH="$PATH:/snap/bin"
 
 # A test gives a folder that stands for /, and waits that do not wait.
 root="${LUSTRAIN_ROOT:-}"
-pause="${LUSTRAIN_PAUSE_SECONDS:-10}"
+# shellcheck source=infra/plan/nodes/packages.sh
+source "$(dirname "$0")/packages.sh"
 patience="${LUSTRAIN_STEP_SECONDS:-600}"
 data=/var/lib/lustrain-monitor
 outcome="$root/var/lib/lustrain/boot"
@@ -27,33 +28,15 @@ declare -A digests=(
   [arm64]=ec7236ecea7154d0bfe142921708b1ae7b5e921e100e0ee85ab92b7c444357e0
 )
 
-say() {
-  printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
-}
-
 ended() {
   local status=$?
   if ((status != 0)); then
     say "failed with $status at: $step"
     echo "failed $step" >"$outcome"
-    # The cluster's alarm counts this; see first_boot.sh.
+    # The cluster's alarm counts this; see boot_steps.sh.
     timeout 60 aws cloudwatch put-metric-data --namespace Lustrain --metric-name FirstBootFailed \
       --dimensions "Cluster=$LUSTRAIN_CLUSTER" --unit Count --value 1 || say "WARNING: CloudWatch does not know of this"
   fi
-}
-
-# try TIMES SECONDS COMMAND...: each try has that long.
-try() {
-  local times="$1" limit="$2" n
-  shift 2
-  for ((n = 1; n <= times; n++)); do
-    if timeout --kill-after=10 "$limit" "$@"; then
-      return
-    fi
-    say "try $n of $times failed: $*"
-    sleep "$pause"
-  done
-  return 1
 }
 
 # An NVMe drive's serial number is the volume's id without its dash
@@ -113,29 +96,11 @@ put_files() {
   systemctl daemon-reload
 }
 
-# A try outlasts the wait for others that install, as Ubuntu's own upgrades do after a boot.
-apt() {
-  DEBIAN_FRONTEND=noninteractive try 5 600 apt-get -q -o DPkg::Lock::Timeout=240 "$@"
-}
-
-# After an installation that was cut off, apt-get refuses every other one until dpkg is done; where dpkg is busy, apt-get waits.
-install_packages() {
-  DEBIAN_FRONTEND=noninteractive timeout 300 dpkg --configure -a || say "dpkg is busy, or has packages that it cannot configure"
-  apt install -y --no-install-recommends --allow-change-held-packages "$@"
-}
-
-# The key comes from where the packages come from: only the fingerprint says whose it is.
-is_grafanas() {
-  local listed
-  listed="$(gpg --batch --show-keys --with-colons "$1")"
-  [[ "$(grep -c '^pub:' <<<"$listed")" == 1 && "$(awk -F: '/^fpr:/ {print $10; exit}' <<<"$listed")" == "$grafana_key" ]]
-}
-
 grafana_source() {
   local key="$root/etc/apt/keyrings/grafana.asc"
   mkdir -p "$(dirname "$key")" "$root/etc/apt/sources.list.d"
   try 5 120 curl -fsS --max-time 100 -o "$key" "$grafana_repository/gpg.key"
-  if ! is_grafanas "$key"; then
+  if ! is_key "$key" "$grafana_key"; then
     rm "$key"
     say "$grafana_repository/gpg.key is not Grafana Labs' key $grafana_key; fix: observability.grafana: none"
     return 1

@@ -6,8 +6,8 @@ set -euo pipefail
 # A test gives a folder that stands for /.
 root="${LUSTRAIN_ROOT:-}"
 units="$(dirname "$0")/s3_mounts"
-# shellcheck source=infra/plan/nodes/signed.sh
-source "$(dirname "$0")/signed.sh"
+# shellcheck source=infra/plan/nodes/packages.sh
+source "$(dirname "$0")/packages.sh"
 version=1.24.0
 release=https://s3.amazonaws.com/mountpoint-s3-release
 # AWS's key since its older one expired, a month before this version:
@@ -30,8 +30,8 @@ install_client() {
     return 1
   fi
   if [[ "$kind" == deb ]]; then
-    apt-get -o DPkg::Lock::Timeout=240 update -q
-    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=240 install -qy "$folder/$package"
+    apt update
+    apt install -y "$folder/$package"
   else
     yum install -q -y "$folder/$package"
   fi

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from infra.plan.place import Place, runs_uri
 from infra.plan.storage.home import nfs_mount
 from lustrain.problem import UserError, problem
 
+STEPS = Path(__file__).with_name("boot_steps.sh")
+"""What all machines do at their first boot, before `BODY` of the one or the other."""
 BODY = Path(__file__).with_name("first_boot.sh")
 MAX_BYTES = 16 * 1024
 """EC2's limit before base64 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html); ours is on the base64."""
@@ -120,7 +123,7 @@ def user_data(
         f"home_options={shlex.quote(home.options if home else '')}",
         f"bundle_uri={shlex.quote(bundle_uri)}",
     ]
-    return checked("\n".join(head) + "\n\n" + BODY.read_text(encoding="ascii"))
+    return first_boot(head, BODY)
 
 
 def encoded(text: str) -> str:
@@ -128,8 +131,10 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode("ascii")).decode("ascii")
 
 
-def checked(text: str) -> str:
-    """Return user data as it is; UserError where EC2 would not take it."""
+def first_boot(head: Iterable[str], body: Path) -> str:
+    """Return the script of a first boot: the cluster's facts, the steps of every machine, the body of this kind of machine.
+    UserError where EC2 would not take it."""
+    text = "\n".join([*head, "", STEPS.read_text(encoding="ascii"), body.read_text(encoding="ascii")])
     if not text.isascii():
         odd = next(character for character in text if not character.isascii())
         raise UserError(problem("user data", odd, "must be ASCII: cloud-init takes other text in another form only"))

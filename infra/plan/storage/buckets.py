@@ -25,7 +25,6 @@ ABORT_DAYS = 1
 ARCHIVE: Literal["GLACIER_IR"] = "GLACIER_IR"
 """Read at once, unlike the other Glacier classes, and billed for 90 days at least
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-class-intro.html)."""
-RULES_SOURCE = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html"
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def violations(spec: ClusterSpec, place: Place) -> tuple[Problem, ...]:
     names = bucket_names(spec, place)
     key = "runs_uri" if spec.runs_uri else "buckets.runs_prefix"
     return tuple(
-        finding(key, f"{uri} lies where {what}", f"keep runs outside {prefix}", code="S3-007", source=RULES_SOURCE)
+        finding(key, f"{uri} lies where {what}", f"keep runs outside {prefix}", code="S3-007")
         for prefix, what in (
             (EPHEMERAL, f"objects expire after {spec.buckets.ephemeral_days} days"),
             (MILESTONE, f"objects move to {ARCHIVE} after {spec.buckets.milestone_days} days"),

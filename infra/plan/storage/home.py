@@ -5,11 +5,11 @@ EFS is mounted by the kernel's NFS client, without TLS; docs/decisions.md says w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.catalog.efs import GUIDE, MOUNT_OPTIONS
+from infra.catalog.efs import MOUNT_OPTIONS
 from infra.catalog.fsx import API, HOME_MB_S
 from infra.config import ClusterSpec, Home, HomeType, Storage
 from infra.finding import finding
@@ -103,57 +103,37 @@ def mounted_by_bundle(spec: ClusterSpec) -> NfsMount | None:
 
 def violations(storage: Storage) -> tuple[Problem, ...]:
     """Return the settings of the home file system that AWS refuses or that have no meaning, and mounts that hide something."""
-    if storage.home is None:
+    if (config := storage.home) is None:
         return ()
-    return (*_keys(storage.home), *_throughput(storage.home), *_mount(storage.home), *_beside(storage))
+    return (*_keys(config), *_throughput(config), *_mount(storage, config))
 
 
-def _keys(config: Home) -> list[Problem]:
+def _keys(config: Home) -> Iterator[Problem]:
     """Keys that would be ignored: those of the other type, and those of a new file system beside an existing one."""
-    ignored = [key for kind, keys in KEYS_OF.items() for key in keys if config.existing or kind != config.type]
-    why = "is for a new file system, and the existing one is used as it is" if config.existing else ""
-    return [
-        finding(
-            f"storage.home.{key}",
-            why or f"is not a key of type {config.type}, which has {' and '.join(KEYS_OF[config.type])}",
-            "remove the key" if config.existing else "remove the key, or set the other type",
-            code="FSX-018",
-            source=GUIDE,
-        )
-        for key in ignored
-        if key in config.model_fields_set
-    ]
+    for kind, keys in KEYS_OF.items():
+        for key in keys if config.existing or kind != config.type else ():
+            if key not in config.model_fields_set:
+                continue
+            why = f"is not a key of type {config.type}, which has {' and '.join(KEYS_OF[config.type])}"
+            fix = "remove the key, or set the other type"
+            if config.existing:
+                why, fix = "is for a new file system, and the existing one is used as it is", "remove the key"
+            yield finding(f"storage.home.{key}", why, fix, code="FSX-018")
 
 
-def _throughput(config: Home) -> list[Problem]:
+def _throughput(config: Home) -> Iterator[Problem]:
     if config.throughput_mb_s in HOME_MB_S or config.type != "openzfs" or config.existing:
-        return []
+        return
     above = next((step for step in HOME_MB_S if step >= config.throughput_mb_s), HOME_MB_S[-1])
     message = f"{config.throughput_mb_s} MB/s is not on the ladder; allowed: {', '.join(map(str, HOME_MB_S))}"
-    return [finding("storage.home.throughput_mb_s", message, f"set {above}", code="FSX-016", source=SOURCE)]
+    yield finding("storage.home.throughput_mb_s", message, f"set {above}", code="FSX-016")
 
 
-def _mount(config: Home) -> list[Problem]:
+def _mount(storage: Storage, config: Home) -> Iterator[Problem]:
     """`/home` itself is what this file system is for."""
-    problem = "" if config.mount_path == "/home" else mount_problem(config.mount_path)
-    if not problem:
-        return []
-    return [
-        finding(
-            "storage.home.mount_path",
-            f"{config.mount_path} {problem}",
-            "mount it at /home",
-            code="FSX-009",
-            source=SOURCE,
-        )
-    ]
-
-
-def _beside(storage: Storage) -> list[Problem]:
-    if storage.home is None or storage.lustre is None:
-        return []
-    inner, outer = storage.home.mount_path, storage.lustre.mount_path
-    if not nested(inner, outer):
-        return []
-    message = f"{inner} and storage.lustre.mount_path ({outer}) are one place or one inside the other"
-    return [finding("storage.home.mount_path", message, "mount them side by side, like /home and /fsx", code="FSX-010")]
+    here, path = "storage.home.mount_path", config.mount_path
+    if path != "/home" and (problem := mount_problem(path)):
+        yield finding(here, f"{path} {problem}", "mount it at /home", code="FSX-009")
+    if storage.lustre and nested(path, outer := storage.lustre.mount_path):
+        message = f"{path} and storage.lustre.mount_path ({outer}) are one place or one inside the other"
+        yield finding(here, message, "mount them side by side, like /home and /fsx", code="FSX-010")

@@ -7,7 +7,7 @@ planned: it alone has EFA, Intelligent-Tiering and a metadata rate of its own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from infra.catalog.fsx import (
@@ -133,14 +133,9 @@ def _plan(
 
 def _tiered(config: Lustre, efa: bool) -> LustrePlan:
     steps = max(1, math.ceil(wanted_mb_s(config) / TIERED_STEP_MB_S))
-    return LustrePlan(
+    return replace(
+        _plan(config, efa, f"throughput of Intelligent-Tiering comes in steps of {TIERED_STEP_MB_S} MB/s"),
         storage="INTELLIGENT_TIERING",
-        efa=efa,
-        mount_path=config.mount_path,
-        compression=config.compression,
-        backup_days=config.backup_days,
-        kms_key=config.kms_key,
-        binding=f"throughput of Intelligent-Tiering comes in steps of {TIERED_STEP_MB_S} MB/s",
         tiered_mb_s=steps * TIERED_STEP_MB_S,
         read_cache_gib=config.read_cache_gib or steps * CACHE_GIB[0],
         metadata_iops=config.metadata_iops or TIERED_METADATA_IOPS[0],

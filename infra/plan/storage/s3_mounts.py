@@ -129,21 +129,21 @@ def violations(spec: ClusterSpec, place: Place) -> Iterator[Problem]:
         if not plan.read_only and nested(plan.uri, runs := runs_uri(spec, place)):
             message = f"{plan.uri} holds runs ({runs}), which a process on any node could then damage"
             fix = "set read_only: true, or mount another prefix"
-            yield finding(f"{here}.read_only", message, fix, code="S3-013", source=SEMANTICS)
+            yield finding(f"{here}.read_only", message, fix, code="S3-013")
         if config.region and config.bucket in OWN:
             message = "the cluster's own buckets are in the cluster's region"
-            yield finding(f"{here}.region", message, "remove the key", code="S3-014", source=DOCS)
+            yield finding(f"{here}.region", message, "remove the key", code="S3-014")
         elif spec.network.closed and plan.region != place.region:
             message = f"a closed network reaches S3 of its own region only, and {plan.region} is another"
-            yield finding(f"{here}.region", message, "copy the data to a bucket here", code="S3-014", source=DOCS)
+            yield finding(f"{here}.region", message, "copy the data to a bucket here", code="S3-014")
         if config.kms_key and config.bucket in OWN:
             message = "the cluster's own buckets have buckets.kms_key"
-            yield finding(f"{here}.kms_key", message, "remove the key", code="S3-014", source=DOCS)
+            yield finding(f"{here}.kms_key", message, "remove the key", code="S3-014")
     for (first, one), (second, other) in combinations(enumerate(plans), 2):
         if nested(one.path, other.path):
             message = f"{other.path} and storage.s3_mounts.{first}.path ({one.path}) lie inside one another"
             fix = "mount them side by side"
-            yield finding(f"storage.s3_mounts.{second}.path", message, fix, code="S3-011", source=SEMANTICS)
+            yield finding(f"storage.s3_mounts.{second}.path", message, fix, code="S3-011")
 
 
 def _paths(spec: ClusterSpec, here: str, plan: S3MountPlan) -> Iterator[Problem]:
@@ -157,6 +157,4 @@ def _paths(spec: ClusterSpec, here: str, plan: S3MountPlan) -> Iterator[Problem]
     if not why and beside:
         why = f"and {beside[0]} lie inside one another"
     if why:
-        yield finding(
-            f"{here}.path", f"{plan.path} {why}", "mount it at a path like /s3/data", code="S3-011", source=SEMANTICS
-        )
+        yield finding(f"{here}.path", f"{plan.path} {why}", "mount it at a path like /s3/data", code="S3-011")

@@ -128,6 +128,7 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
     names = {signal.key: f"{spec.name}-{signal.key}" for signal in signals}
     rules = [place.arn("events", f"rule/{name}") for name in names.values()]
     queued = [place.arn("events", f"rule/{names[signal.key]}") for signal in signals if signal.queued]
+    alerts = spec.monitor is not None and spec.observability.prometheus == "amp"
     queue_arn, dead_arn, topic_arn = place.arn("sqs", queue), place.arn("sqs", dead), place.arn("sns", topic)
     return ChannelPlan(
         queue=queue,
@@ -136,18 +137,14 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
         emails=spec.alarms.emails,
         signals=signals,
         rule_names=names,
-        queue_policy=document([tls_only("sqs:*", queue_arn), _from_rules("sqs:SendMessage", queue_arn, queued)]),
-        dead_letters_policy=document([tls_only("sqs:*", dead_arn), _from_rules("sqs:SendMessage", dead_arn, rules)]),
+        queue_policy=document([tls_only("sqs:*", queue_arn), _from_rules(queue_arn, queued)]),
+        dead_letters_policy=document([tls_only("sqs:*", dead_arn), _from_rules(dead_arn, rules)]),
         topic_policy=document(
             [
                 tls_only("sns:Publish", topic_arn),
                 _from_any_rule(topic_arn),
                 _from_alarms(topic_arn, place, f"{spec.name}-*"),
-                *(
-                    [_from_workspaces(topic_arn, place)]
-                    if spec.monitor and spec.observability.prometheus == "amp"
-                    else []
-                ),
+                *([_from_workspaces(topic_arn, place)] if alerts else []),
             ]
         ),
         redrive={"deadLetterTargetArn": dead_arn, "maxReceiveCount": RECEIVE_LIMIT},
@@ -258,55 +255,42 @@ def _of_reservations(spec: ClusterSpec) -> dict[str, Any]:
     return {"detail": {"capacity-reservation-id": blocks}}
 
 
-def _from_rules(action: str, arn: str, rules: Sequence[str]) -> dict[str, Any]:
-    return {
-        "Sid": "FromRules",
+def _from(
+    sid: str, service: str, action: str | list[str], arn: str, condition: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the statement that lets a service of AWS write to a queue or a topic."""
+    statement = {
+        "Sid": sid,
         "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
+        "Principal": {"Service": f"{service}.amazonaws.com"},
         "Action": action,
         "Resource": arn,
-        "Condition": {"ArnEquals": {"aws:SourceArn": list(rules)}},
     }
+    return statement | ({"Condition": condition} if condition else {})
+
+
+def _from_rules(arn: str, rules: Sequence[str]) -> dict[str, Any]:
+    return _from("FromRules", "events", "sqs:SendMessage", arn, {"ArnEquals": {"aws:SourceArn": list(rules)}})
 
 
 def _from_any_rule(topic: str) -> dict[str, Any]:
     """EventBridge tells SNS nothing that a condition could go by: with one, every notice is refused and lost
     (https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-troubleshooting.html). So any rule may write here that
     somebody points at this topic by its ARN."""
-    return {
-        "Sid": "FromRules",
-        "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
-        "Action": "sns:Publish",
-        "Resource": topic,
-    }
+    return _from("FromRules", "events", "sns:Publish", topic)
 
 
-def _from_alarms(arn: str, place: Place, names: str) -> dict[str, Any]:
-    return {
-        "Sid": "FromAlarms",
-        "Effect": "Allow",
-        "Principal": {"Service": "cloudwatch.amazonaws.com"},
-        "Action": "sns:Publish",
-        "Resource": arn,
-        "Condition": {
-            "ArnLike": {"aws:SourceArn": place.arn("cloudwatch", f"alarm:{names}")},
-            "StringEquals": {"aws:SourceAccount": place.account},
-        },
-    }
+def _from_alarms(topic: str, place: Place, names: str) -> dict[str, Any]:
+    condition = _of_account(place, place.arn("cloudwatch", f"alarm:{names}"))
+    return _from("FromAlarms", "cloudwatch", "sns:Publish", topic, condition)
 
 
-def _from_workspaces(arn: str, place: Place) -> dict[str, Any]:
+def _from_workspaces(topic: str, place: Place) -> dict[str, Any]:
     """Let alert managers of the account's Prometheus workspaces write
     (https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-alertmanager-receiver-AMPpermission.html)."""
-    return {
-        "Sid": "FromWorkspaces",
-        "Effect": "Allow",
-        "Principal": {"Service": "aps.amazonaws.com"},
-        "Action": ["sns:GetTopicAttributes", "sns:Publish"],
-        "Resource": arn,
-        "Condition": {
-            "ArnLike": {"aws:SourceArn": place.arn("aps", "workspace/*")},
-            "StringEquals": {"aws:SourceAccount": place.account},
-        },
-    }
+    condition = _of_account(place, place.arn("aps", "workspace/*"))
+    return _from("FromWorkspaces", "aps", ["sns:GetTopicAttributes", "sns:Publish"], topic, condition)
+
+
+def _of_account(place: Place, arn: str) -> dict[str, Any]:
+    return {"ArnLike": {"aws:SourceArn": arn}, "StringEquals": {"aws:SourceAccount": place.account}}

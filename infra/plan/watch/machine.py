@@ -13,11 +13,10 @@ from pathlib import Path
 
 from infra.config import MONITOR, ClusterSpec
 from infra.plan import nodes
-from infra.plan.nodes.auto_scaling import image
 from infra.plan.nodes.bundle import Bundle, BundleFile, bundle_of
-from infra.plan.nodes.machine import MachinePlan, linux_type
+from infra.plan.nodes.machine import MachinePlan, machine_image
 from infra.plan.nodes.proxy import environment, files
-from infra.plan.nodes.user_data import checked
+from infra.plan.nodes.user_data import first_boot
 from infra.plan.place import Place, tags
 from infra.plan.watch.interruptions import topic_name
 from infra.plan.watch.monitor import (
@@ -29,17 +28,14 @@ from infra.plan.watch.monitor import (
     monitor_files,
 )
 
-TYPE_KEY = "observability.monitor.type"
 ROOT_GIB = 20
 """The image and packages; what is kept lies on the data volume."""
 WORKSPACE_URL = "https://{workspace}/"
 """Stands in the monitor's files for the base of the AMP workspace, which is known after the deployment only."""
-SCRIPT = Path(nodes.__file__).with_name("monitor.sh")
+SCRIPTS = tuple(Path(nodes.__file__).with_name(name) for name in ("monitor.sh", "packages.sh"))
 BODY = Path(__file__).with_name("monitor_boot.sh")
 FILES = "root"
 """Folder of the bundle whose files go to the same paths under the machine's root."""
-TRAINER_PORT = 28400
-"""`[metrics] prometheus_port` of a run that the monitor scrapes (docs/metrics.md); rank k of a node listens on it + k."""
 PAGES = {"grafana": GRAFANA_PORT, "prometheus": PROMETHEUS_PORT}
 """Ports of what people open in a browser, by the key under `observability`."""
 
@@ -58,7 +54,7 @@ class MonitorPlan(MachinePlan):
         otherwise."""
         texts = {path.lstrip("/"): text.encode("utf-8") for path, text in monitor_files(self.settings).items()}
         generated = [BundleFile(f"{FILES}/{path}", text) for path, text in {**texts, **self.proxy_files}.items()]
-        return bundle_of([BundleFile(SCRIPT.name, SCRIPT.read_bytes(), SCRIPT), *generated])
+        return bundle_of([*(BundleFile(script.name, script.read_bytes(), script) for script in SCRIPTS), *generated])
 
     @property
     def pages(self) -> dict[str, int]:
@@ -77,7 +73,7 @@ def monitor(spec: ClusterSpec, place: Place) -> MonitorPlan | None:
         name=name,
         group=group,
         zone_id=spec.zone_id,
-        image=image(spec, group, linux_type(spec, group, TYPE_KEY)),
+        image=machine_image(spec, group),
         root_gib=ROOT_GIB,
         data_gib=spec.observability.monitor.disk_gib,
         # No port of it is open, SSH's neither, and another key would make it anew.
@@ -106,7 +102,6 @@ def settings(spec: ClusterSpec, place: Place) -> MonitorSettings:
         topic_arn=place.arn("sns", topic_name(spec)),
         workspace_url=WORKSPACE_URL if watch.prometheus == "amp" else "",
         hyperpod_cluster=spec.name if spec.hyperpod else "",
-        trainer_port=TRAINER_PORT,
         gpus_per_node=ranks_per_node(spec),
         proxied=spec.network.proxy is not None,
     )
@@ -120,7 +115,8 @@ def ranks_per_node(spec: ClusterSpec) -> int:
 
 def scraped_ports(spec: ClusterSpec) -> tuple[tuple[int, int], ...]:
     """Return the ranges of ports on which nodes answer the monitor."""
-    return ((NODE_PORT, NODE_PORT), (GPU_PORT, GPU_PORT), (TRAINER_PORT, TRAINER_PORT + ranks_per_node(spec) - 1))
+    first = MonitorSettings.trainer_port
+    return ((NODE_PORT, NODE_PORT), (GPU_PORT, GPU_PORT), (first, first + ranks_per_node(spec) - 1))
 
 
 def user_data(spec: ClusterSpec, place: Place, *, bundle_uri: str, volume_id: str) -> str:
@@ -133,7 +129,7 @@ def user_data(spec: ClusterSpec, place: Place, *, bundle_uri: str, volume_id: st
         f"# First boot of the monitor of cluster {spec.name}; written by Lustrain.",
         "set -euo pipefail",
     ]
-    return checked("\n".join([*first, *lines]) + "\n\n" + BODY.read_text(encoding="ascii"))
+    return first_boot([*first, *lines], BODY)
 
 
 def forwarding(instance_id: str, port: int, region: str) -> str:

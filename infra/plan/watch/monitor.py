@@ -70,8 +70,8 @@ class MonitorSettings:
 
     `workspace_url` is the AMP workspace's base with a slash at the end, as `aps:DescribeWorkspace` gives it
     (`prometheusEndpoint`); empty without one. `hyperpod_cluster` is the name or ARN that `sagemaker list-cluster-nodes` takes.
-    `trainer_port` is `[metrics] prometheus_port` of a run; rank k of a node listens on that port + k. `proxied`: AWS is reached
-    through the proxy of `ENVIRONMENT`.
+    `trainer_port` is `[metrics] prometheus_port` of a run (docs/metrics.md); rank k of a node listens on that port + k.
+    `proxied`: AWS is reached through the proxy of `ENVIRONMENT`.
     """
 
     cluster: str

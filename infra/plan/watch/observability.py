@@ -34,7 +34,7 @@ COUNTED_GROUPS = 9
 (https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch_limits.html)."""
 HOME_FULL_PERCENT = 85
 BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
-"""What first_boot.sh counts, in a namespace that the node role may write to."""
+"""What boot_steps.sh counts, in a namespace that the node role may write to."""
 STALLED_MINUTES = 3
 """A single late line is no alarm."""
 HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"

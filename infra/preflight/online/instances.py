@@ -10,13 +10,13 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.catalog.refresh import summary
-from infra.config import ClusterSpec, Group
+from infra.config import MONITOR, ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.auto_scaling import CANONICAL, image
 from infra.plan.nodes.capacity import market
+from infra.plan.nodes.machine import PATHS
 from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
 from infra.preflight.rule import (
-    MONITOR_PATH,
     Context,
     Family,
     GroupType,
@@ -197,7 +197,7 @@ def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         elif images[0].get("Architecture") != facts.architecture:
             message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
             yield finding(f"{path}.image_id", message, "take an image of the type's architecture")
-        elif spec.hyperpod and path != MONITOR_PATH:
+        elif spec.hyperpod and path != PATHS[MONITOR]:
             yield from _for_hyperpod(path, group, images[0], context)
 
 
@@ -224,7 +224,7 @@ def _for_hyperpod(path: str, group: Group, there: Any, context: Context) -> Prob
 )
 def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, facts in known_machines(spec):
-        theirs = spec.hyperpod and path != MONITOR_PATH
+        theirs = spec.hyperpod and path != PATHS[MONITOR]
         if theirs or group.image_id or facts.architecture not in CANONICAL:
             continue
         parameter = image(spec, group, facts).parameter

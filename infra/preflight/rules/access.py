@@ -10,7 +10,7 @@ from infra.finding import finding
 from infra.plan.documents import characters
 from infra.plan.roles import EKS_ROLES, roles
 from infra.plan.storage.associations import association_key
-from infra.preflight.rule import Context, Family, Problems, groups
+from infra.preflight.rule import Context, Family, Problems, groups, named_twice
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
 QUOTAS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"
@@ -119,13 +119,13 @@ def partition(spec: ClusterSpec, context: Context) -> Problems:
     "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html",
 )
 def session_role(spec: ClusterSpec, context: Context) -> Problems:
-    roles = spec.access.admin_roles
+    here, roles = "access.admin_roles", spec.access.admin_roles
+    yield from named_twice(here, roles)
     for index, arn in enumerate(roles):
-        here = f"access.admin_roles.{index}"
-        if arn in roles[:index]:
-            yield finding(here, f"{arn} stands twice", "keep one")
         if ":role/aws-service-role/" in arn:
-            yield finding(here, "is a service-linked role, which gets no access entry", "name a role of your own")
+            yield finding(
+                f"{here}.{index}", "is a service-linked role, which gets no access entry", "name a role of your own"
+            )
 
 
 @RULES.add(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from infra.config import MONITOR, ClusterSpec, Monitor
 from infra.finding import finding
-from infra.plan.nodes.auto_scaling import CANONICAL
-from infra.plan.watch.machine import TYPE_KEY
 from infra.preflight.rule import Context, Family, Problems, groups
+from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 
 OURS = "infra/plan/watch/machine.py"
 HERE = "observability"
@@ -45,17 +44,12 @@ def no_monitor_on_eks(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("OBS-004", "The monitor runs Linux on a processor that there is an image for.", OURS, essential=True)
 def architecture(spec: ClusterSpec, context: Context) -> Problems:
-    kind = spec.node_of(spec.monitor) if spec.monitor else None
-    if kind and kind.architecture not in CANONICAL:
-        yield finding(TYPE_KEY, f"{kind.name} is {kind.architecture}", "take a type like m7i.large or m7g.large")
+    return has_no_image(spec, spec.monitor)
 
 
 @RULES.add("OBS-005", "The monitor has no accelerators: it runs no jobs.", OURS, judgement=True)
 def idle_accelerators(spec: ClusterSpec, context: Context) -> Problems:
-    kind = spec.node_of(spec.monitor) if spec.monitor else None
-    if kind and kind.accelerators:
-        message = f"{kind.name} has accelerators, which no job can use on the monitor"
-        yield finding(TYPE_KEY, message, "take a type like m7i.large")
+    return has_idle_accelerators(spec, spec.monitor)
 
 
 @RULES.add(

@@ -13,7 +13,7 @@ from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.nodes.logs import carries_logs
 from infra.plan.place import host
-from infra.preflight.rule import Context, Family, Problems, groups, listed
+from infra.preflight.rule import Context, Family, Problems, groups, listed, named_twice
 
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
 SUBNETS = "https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html"
@@ -155,10 +155,7 @@ def existing_closed(spec: ClusterSpec, context: Context) -> Problems:
 )
 def subnet_twice(spec: ClusterSpec, context: Context) -> Problems:
     found = spec.network.existing.control_subnet_ids if spec.network.existing else ()
-    for index, one in enumerate(found):
-        if one in found[:index]:
-            path = f"network.existing.control_subnet_ids.{index}"
-            yield finding(path, f"{one} stands twice", "name another subnet, in another zone")
+    return named_twice("network.existing.control_subnet_ids", found, "name another subnet, in another zone")
 
 
 @RULES.add(
@@ -215,9 +212,7 @@ def further_groups(spec: ClusterSpec, context: Context) -> Problems:
     if len(further) + joins >= MOST_GROUPS:
         message = f"{len(further)} groups and {own} are more than {MOST_GROUPS} on an interface"
         yield finding(here, message, f"name {MOST_GROUPS - 1 - joins} at most", code="NET-018")
-    for index, group in enumerate(further):
-        if group in further[:index]:
-            yield finding(f"{here}.{index}", f"{group} stands twice", "keep one", code="NET-018")
+    yield from named_twice(here, further, code="NET-018")
     if further and spec.network.existing is None:
         message = "the stack makes a new VPC, in which these groups are not"
         yield finding(here, message, "name the VPC in network.existing, or use network.allow_from", code="NET-019")

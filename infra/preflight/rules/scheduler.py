@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from infra.config import CONTROLLER, ClusterSpec
 from infra.finding import finding
-from infra.plan.nodes.auto_scaling import CANONICAL
-from infra.plan.nodes.controller import TYPE_KEY
 from infra.preflight.rule import Context, Family, Problems, groups, named_images
+from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 
 OURS = "infra/plan/nodes/controller.py"
 CONF = "https://slurm.schedmd.com/slurm.conf.html"
@@ -45,17 +44,12 @@ def names(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("SLM-003", "The controller runs Linux on a processor that there is an image for.", OURS, essential=True)
 def architecture(spec: ClusterSpec, context: Context) -> Problems:
-    kind = spec.node_of(spec.controller) if spec.controller else None
-    if kind and kind.architecture not in CANONICAL:
-        yield finding(TYPE_KEY, f"{kind.name} is {kind.architecture}", "take a type like m7i.large or m7g.large")
+    return has_no_image(spec, spec.controller)
 
 
 @RULES.add("SLM-004", "The controller has no accelerators: it runs no jobs.", OURS, judgement=True)
 def idle_accelerators(spec: ClusterSpec, context: Context) -> Problems:
-    kind = spec.node_of(spec.controller) if spec.controller else None
-    if kind and kind.accelerators:
-        message = f"{kind.name} has accelerators, which no job can use on the controller"
-        yield finding(TYPE_KEY, message, "take a type like m7i.large")
+    return has_idle_accelerators(spec, spec.controller)
 
 
 @RULES.add(

@@ -57,6 +57,9 @@ aws.sqs.Queue("notices", sqs_managed_sse_enabled=False)
 topic = aws.sns.Topic("alarms", kms_master_key_id="alias/aws/sns")
 aws.cloudwatch.LogGroup("logs")
 aws.ecr.Repository("images")
+aws.ec2.Instance("machine", ami="ami-0123456789abcdef0", instance_type="m7i.large", associate_public_ip_address=True)
+metrics = aws.amp.Workspace("metrics")
+aws.amp.RuleGroupNamespace("rules", workspace_id=metrics.id, data="groups: []")
 
 anyone = {"Effect": "Allow", "Principal": "*", "Action": "sns:Publish", "Resource": "*"}
 aws.sns.TopicPolicy("open", arn=topic.arn, policy=json.dumps({"Version": "2012-10-17", "Statement": [anyone]}))
