@@ -78,6 +78,12 @@ def supervisor_is_gone(request: Mapping[str, Any]) -> bool:
     return _is_supervised_here(request) and "pid" in request and not _supervises(request["pid"])
 
 
+def supervising_host(request: Mapping[str, Any]) -> str:
+    """Return the other machine of which a process supervises the run; empty where it is this one, or a scheduler's job does."""
+    host = str(request.get("host") or "")
+    return host if request.get("on") in SUPERVISED_BY_CALLER and host != platform.node() else ""
+
+
 def _is_supervised_here(request: Mapping[str, Any]) -> bool:
     return request.get("on") in SUPERVISED_BY_CALLER and request.get("host") == platform.node()
 

@@ -108,6 +108,14 @@ def is_silent(store: ObjectStore, launch: Mapping[str, Any]) -> bool:
     return _quiet_s(launch, _age_s(last_steps(store))) >= SILENT_S
 
 
+def last_sign(store: ObjectStore, request: Mapping[str, Any]) -> float:
+    """Return when the run last was requested, began or ended a launch, or made a step, in Unix seconds."""
+    records, steps = journal.read(store), last_steps(store)
+    times = [float(request.get("asked") or 0.0)]
+    times += [float(records[-1].get("ended") or records[-1]["started"])] if records else []
+    return max([*times, *(journal.unix(one["time"]) for one in steps[-1:])])
+
+
 def _age_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
     return time.time() - journal.unix(steps[-1]["time"]) if steps else None
 

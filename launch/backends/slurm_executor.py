@@ -50,12 +50,25 @@ UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *
 JOURNAL_CALL_S = 300
 POLL_S = 5.0
 WATCHERS = 3
-WATCH = """while sleep 10; do
+WATCH = """lost() {
+    job=$(scontrol --oneliner show job "$2") && nodes=${job##* NodeList=} && nodes=${nodes%% *} || return 1
+    case "nodes=$nodes $job" in
+        "nodes= "* | "nodes=(null) "* | *JobState=CANCELLED*) return 1 ;;
+    esac
+    ! scontrol show hostnames "$nodes" | grep -qx "$1"
+}
+trap 'lost "$1" "$2" && scontrol requeue "$2"; exit' TERM
+while sleep 10; do
+    if lost "$1" "$2"; then
+        scontrol requeue "$2" && exit
+    fi
     state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
     case "$state" in
         "" | *down* | *drained*) scontrol requeue "$2" && exit ;;
     esac
 done"""
+"""A job has lost its host once that is not among its nodes any more, also where it is back: then Slurm kills the script there
+and fails the job, at whose end this gets SIGTERM."""
 
 
 STEP_NAMES = ("LUSTRAIN_ATTEMPT", "SLURMD_NODENAME", "SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
@@ -64,6 +77,8 @@ PREPARE_MIN = 30
 """How long nodes may take to have the image, and to start a container of it."""
 AGAIN_S = (10.0, 50.0)
 """Pauses before another try: a registry that restarts, or limits its calls, answers within a minute; so does slurmctld."""
+EXCLUDE_AGAIN_S = (1.0, 2.0, 4.0, 8.0)
+"""Pauses before a requeued job is changed again, which Slurm refuses for a moment; after KillWait (30 s) it kills this one."""
 FAILED_SOON_S = 300.0
 """What takes longer to fail is not tried again: the other nodes of the job wait meanwhile."""
 CONTAINERS = "lustrain-job-"
@@ -303,6 +318,17 @@ class Allocation:
             usable = [node for node in usable if self._tried.get(node)]
         return ExtraNodes(tuple(usable), tuple(node for node in self._free_nodes() if node not in self.unfit_nodes))
 
+    def excludable(self, nodes: Sequence[str], min_nodes: int) -> Sequence[str]:
+        """Return these nodes, none of them where their partition has too few others for the job to start.
+
+        A job that waits learns from nothing that an excluded node was replaced by one of the same name.
+        """
+        with suppress(TemporarilyUnavailable):
+            partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
+            known = {*_output("sinfo", "--noheader", "--Node", partition, "--format=%N").split()}
+            return nodes if len(known - {*nodes}) >= min_nodes else ()
+        return nodes
+
     def _free_nodes(self) -> list[str]:
         """Return the nodes of the partition that are idle and on; none while another job waits there for its turn.
 
@@ -436,7 +462,12 @@ def requeue(without: Sequence[str], unfit: Sequence[str] = ()) -> int:
         log("Slurm does not requeue the job; fix: start it again with `fab train --resume`")
         return PEERS
     # Also where it is empty: a name in an earlier list may be that of another node by now.
-    subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(names)}"], check=False)
+    exclude = ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(names)}"]
+    for pause_s in (0.0, *EXCLUDE_AGAIN_S):
+        time.sleep(pause_s)
+        if subprocess.run(exclude, check=False).returncode == 0:
+            return 0
+    log(f"Slurm does not take the nodes that the job is to do without: {', '.join(names) or 'none'}")
     return 0
 
 
@@ -542,7 +573,7 @@ def supervise_job(plan: Mapping[str, Any]) -> int:
         allocation.close()
     log(decision.why)
     if isinstance(decision, Requeue):
-        return requeue(decision.without, allocation.unfit_nodes)
+        return requeue(allocation.excludable(decision.without, policy.min_nodes), allocation.unfit_nodes)
     if allocation.time_limit_reached and decision.code in (PEERS, REQUEUE):
         return requeue(())
     return decision.code

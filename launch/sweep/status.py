@@ -17,7 +17,7 @@ from lustrain.tables import table
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN
 from trainer.metrics.reader import read_steps
 from trainer.run.journal import REQUEST
-from trainer.storage import ObjectStore, open_store
+from trainer.storage import ObjectStore
 
 NOT_STARTED = "not started"
 UNFINISHED = "unfinished"
@@ -96,7 +96,7 @@ def _run_of(sweep: Sweep, point: Point) -> tuple[ObjectStore | None, dict[str, A
     request = read_record(sweep.store, f"{point.name}/{REQUEST}")
     if request is None:
         return None, None
-    return open_store(f"{sweep.store.uri.rstrip('/')}/{point.name}", create=False, name="RUN"), request
+    return sweep.store.subfolder(point.name), request
 
 
 def _outcome(run: ObjectStore | None, request: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:

@@ -32,6 +32,8 @@ BENCHES = {
     "bench_nodes": "Tuning nodes",
     "bench_images": "Building images",
     "bench_silence": "Losing a node",
+    "bench_launch": "Starting a run on Slurm, and again after a lost node",
+    "bench_status": "States of a hundred runs",
 }
 HEAD = """# Results
 

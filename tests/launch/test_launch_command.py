@@ -341,6 +341,50 @@ def test_requeue_is_tried_again_while_slurm_does_not_answer(planted: Path, monke
     assert slurm_executor.requeue(()) == slurm_executor.PEERS
 
 
+@pytest.mark.parametrize(
+    ("job", "host", "requeued"),
+    [
+        ("JobState=RUNNING ReqNodeList=(null) NodeList=b,c", "idle", True),
+        ("JobState=RUNNING ReqNodeList=(null) NodeList=a,b", "idle", False),
+        ("JobState=RUNNING ReqNodeList=(null) NodeList=a,b", "down", True),
+        ("JobState=PENDING ReqNodeList=(null) NodeList=(null)", "idle", False),
+        ("JobState=CANCELLED ReqNodeList=(null) NodeList=b", "idle", False),
+    ],
+)
+def test_watch_requeues_a_job_that_has_lost_its_host(planted: Path, job: str, host: str, requeued: bool) -> None:
+    """Also one that is back: its script is not."""
+    plant(planted, "sleep", f"[ ! -e {planted}/slept ] && : > {planted}/slept")
+    plant(planted, "sinfo", f"echo {host}")
+    plant(planted, "grep", 'exec /bin/grep "$@"')
+    shown = f"JobId=7 {job} BatchHost=a"
+    names = 'echo "$3" | /usr/bin/tr , "\\n"'
+    answers = f"--oneliner) echo '{shown}';; show) {names};; *) echo \"$*\" >> {planted}/asked;;"
+    plant(planted, "scontrol", f'case "$1" in {answers} esac')
+    subprocess.run(["/bin/sh", "-c", slurm_executor.WATCH, "lustrain-watch", "a", "7"], check=False)
+    asked = planted / "asked"
+    assert (asked.read_text().splitlines() if asked.exists() else []) == ["requeue 7"] * requeued
+
+
+def test_excluded_nodes_are_set_once_slurm_takes_changes(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm refuses to change a job that it requeues just now."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm_executor, "EXCLUDE_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(slurm_executor.signal, "signal", lambda *_: None)
+    script = f'echo "$*" >> {planted}/asked; [ "$1" = requeue ] || [ "$(/bin/grep -c update {planted}/asked)" = 3 ]'
+    plant(planted, "scontrol", script)
+    assert slurm_executor.requeue(["b"]) == 0
+    assert (planted / "asked").read_text().splitlines() == ["requeue 7"] + ["update JobId=7 ExcNodeList=b"] * 3
+
+
+@pytest.mark.parametrize(("min_nodes", "excluded"), [(2, ["b"]), (3, [])])
+def test_job_excludes_no_node_that_it_could_not_start_without(
+    allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch, min_nodes: int, excluded: list[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "train")
+    plant(planted, "sinfo", "echo a; echo b; echo c")
+    assert list(allocation.excludable(["b"], min_nodes)) == excluded
+
+
 def test_ranks_that_make_way_for_more_get_the_signal_to_save(
     allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

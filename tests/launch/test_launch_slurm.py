@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -31,6 +31,10 @@ BATCH_GONE = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 class Place:
     """A Slurm with a controller and three workers, and `fab` on its controller."""
 
+    # Here a silent node is to be missed before Slurm counts it down.
+    variables: Mapping[str, str] = {name: value for name, value in VARIABLES.items() if name not in PATIENT}
+    """What `fab` gets beside the path of its programs."""
+
     def __init__(self, lab: Lab, slurm: Slurm) -> None:
         self.lab, self.slurm = lab, slurm
         self.run = lab.shared / "run"
@@ -40,9 +44,8 @@ class Place:
 
     def fab(self, *words: str, check: bool = True) -> Any:
         """What fab prints as JSON, called in the shared folder."""
-        variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": "/root", **VARIABLES}
-        # Here a silent node is to be missed before Slurm counts it down.
-        given = " ".join(f"{name}={value}" for name, value in variables.items() if name not in PATIENT)
+        variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": "/root", **self.variables}
+        given = " ".join(f"{name}={value}" for name, value in variables.items())
         line = f"cd {SHARED} && exec env -i {given} fab -r {ROOT} {shlex.join(words)} --json"
         done = self.slurm.controller.exec("sh", "-c", line, check=False)
         answer = json.loads(done.stdout) if done.stdout else None

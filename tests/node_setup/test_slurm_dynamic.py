@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from infra.local.metadata import LocalMetadata
 from lustrain.cluster import NodeGroup
 from lustrain.problem import UserError
 from lustrain.status import Status
@@ -325,6 +326,32 @@ def test_slurmd_is_restarted_where_the_controller_forgot_it(tmp_path: Path, answ
     assert host.ran == []
     node.look(60)
     assert host.ran.count(("systemctl", "restart", "slurmd.service")) == restarts
+
+
+DRAINED = "IDLE+DRAIN+DYNAMIC_NORM"
+AT_NOTICE = f"{watch.NOTICE}spot, terminate"
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "begin", "end"),
+    [
+        ("IDLE+DYNAMIC_NORM", "", AT_NOTICE, "Z"),
+        (DRAINED, " Reason=a fan is loud [root@2026-11-26T16:55:44]", AT_NOTICE, "; drained before: a fan is loud"),
+        (DRAINED, f" Reason={AT_NOTICE} [root@x]", AT_NOTICE, "terminate"),
+        ("IDLE+DYNAMIC_NORM", " Reason=Not responding [slurm@x]", AT_NOTICE, "Z"),
+    ],
+)
+def test_notice_drains_and_keeps_a_persons_reason(
+    tmp_path: Path, imds: LocalMetadata, state: str, before: str, begin: str, end: str
+) -> None:
+    host = Fake(tmp_path, scontrol=[done(NODE2.format(state, "(null)", before)), done()])
+    host.write("/proc/sys/kernel/hostname", "node2\n")
+    imds.spot_notice()
+    watch.Node(host, silent).look(0)
+    (update,) = (command for command in host.ran if command[1] == "update")
+    assert update[2:4] == ("NodeName=node2", "State=DRAIN")
+    reason = update[4].removeprefix("Reason=")
+    assert (reason.startswith(begin), reason.endswith(end)) == (True, True), reason
 
 
 def test_a_silent_slurmctld_is_a_fault_of_the_controller_alone() -> None:

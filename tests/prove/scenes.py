@@ -193,6 +193,12 @@ SCENES = (
         ),
     ),
     Scene(
+        "noise",
+        "Slurm on lab nodes, fab train, S3 server: nodes, links, daemons, ranks and the store break, drawn from a seed",
+        ("tests/torture/test_noise.py",),
+        limit_min=60,
+    ),
+    Scene(
         "kills",
         "ranks killed at any moment, in a folder and in S3",
         ("tests/torture/test_torture_kills.py",),

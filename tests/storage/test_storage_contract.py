@@ -75,6 +75,17 @@ def keys(store: ObjectStore, prefix: str = "") -> list[str]:
     return [info.key for info in store.list(prefix)]
 
 
+def test_subfolder_is_a_store_of_its_own(store: ObjectStore) -> None:
+    store.put("runs/two/launch/a", b"a")
+    store.put("runs/twofold", b"b")
+    inner = store.subfolder("runs/two")
+    assert inner.uri == f"{store.uri}/runs/two"
+    inner.put("b", b"b")
+    assert keys(inner) == ["b", "launch/a"]
+    assert (inner.read("launch/a")[0], read_back(inner, "b", 1)) == (b"a", b"b")
+    assert store.read("runs/two/b")[0] == b"b"
+
+
 def read_back(store: ObjectStore, key: str, size: int, offset: int = 0) -> bytes:
     buffer = bytearray(size)
     store.read_into(key, memoryview(buffer), offset)

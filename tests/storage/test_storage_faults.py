@@ -101,6 +101,15 @@ def test_a_passing_fault_costs_an_upload_nothing_but_time(
 
 
 @pytest.mark.slow
+def test_retry_draws_nothing_from_a_tasks_stream(lab: Lab) -> None:
+    lab.store.put("key", b"body")
+    random.seed(7)
+    lab.proxy.inject(Answer(500, "InternalError"), times=2, method="GET")
+    assert lab.store.read("key")[0] == b"body"
+    assert random.random() == random.Random(7).random()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "times"), [*PASSING, (Cut(), 2), (Cut(0.0), 1)], ids=str)
 def test_a_passing_fault_costs_a_download_nothing_but_time(
     lab: Lab, source: str, body: bytes, fault: Fault, times: int

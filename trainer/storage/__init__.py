@@ -99,6 +99,10 @@ class ObjectStore(ABC):
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         """Remove one object, with `if_match` only the object that was read; an absent object is not an error."""
 
+    def subfolder(self, path: str) -> ObjectStore:
+        """Return the store of the objects under `path`, of a place that is there already. UserError as `open_store`."""
+        return open_store(f"{self.uri.rstrip('/')}/{path}", create=False)
+
     @abstractmethod
     def now(self) -> float:
         """Return Unix seconds by the store's own clock, which `ObjectInfo.modified` counts by too."""

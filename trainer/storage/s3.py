@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -41,6 +42,7 @@ from trainer.storage.bulk import (
     pause,
     read_at,
 )
+from trainer.storage.draws import draw_apart
 from trainer.storage.keys import bucket_problems, check_key
 from trainer.storage.s3_errors import ErrorContext, of_boto, server_time
 
@@ -79,6 +81,7 @@ class S3Store(ObjectStore):
         with self._reporting(""):
             self._session = boto3.Session()
             make_patient(self._session)
+            draw_apart()
             self._client = connect(self._session, _region(), self._attempts)
             self._endpoint = self._client.meta.endpoint_url
             region = self._probe().get("x-amz-bucket-region", self._client.meta.region_name)
@@ -170,6 +173,12 @@ class S3Store(ObjectStore):
         condition: dict[str, Any] = {} if if_match is None else {"IfMatch": if_match}
         with self._reporting(key, conditional=bool(condition)):
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key), **condition)
+
+    def subfolder(self, path: str) -> ObjectStore:
+        """Share this store's connections: opening another one costs a tenth of a second of a processor."""
+        found = copy(self)
+        found.uri, found._prefix = f"{self.uri}/{path}", f"{self._prefix}{check_key(path)}/"
+        return found
 
     def now(self) -> float:
         with self._reporting(""):

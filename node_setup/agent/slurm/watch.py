@@ -69,9 +69,8 @@ class Node:
             return False
         if notice is None:
             return False
-        at = f" at {notice['at']}" if notice["at"] else ""
-        reason = f"{NOTICE}{notice['kind']}, {notice['action']}{at}"
         name = scheduler.own_name(self._host)
+        reason = _reason(notice, scheduler.show_node(self._host, name)[0] or {})
         done = self._host.run(("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), 30)
         self._log(reason if done.ok else f"{reason}: not drained: {done.complaint}")
         return done.ok
@@ -83,6 +82,16 @@ class Node:
         if node is None and error is None and self._host.run(("systemctl", "is-active", "--quiet", unit)).ok:
             self._log("the controller does not know this node: slurmd is restarted")
             self._host.run(("systemctl", "restart", unit), 120)
+
+
+def _reason(notice: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+    """Return why the node is drained, and why it was before: a person may have drained it."""
+    at = f" at {notice['at']}" if notice["at"] else ""
+    reason = f"{NOTICE}{notice['kind']}, {notice['action']}{at}"
+    before = str(node.get("reason") or "") if "DRAIN" in str(node.get("state")) else ""
+    if not before:
+        return reason
+    return before if before.startswith(NOTICE) else f"{reason}; drained before: {before}"
 
 
 class Controller:
