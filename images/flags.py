@@ -6,11 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lustrain.flags import flag
+from lustrain.flags import CLUSTER, JSON, STACK, flag
 
 LOCAL = "lustrain/trainer"
 """An image that is not pushed has this name."""
-JSON = "print one JSON object"
 IMAGE_FILE = "where the image that was pushed is recorded (image.json)"
 
 
@@ -20,10 +19,8 @@ class ImageFlags:
 
     target: str = flag("cpu", "cpu, cuda or gaudi (cpu)")
     repository: str | None = flag(None, "registry/repository to push to; else the Cluster's")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(
-        None, "take the Cluster from the output of the Pulumi stack of this name, like org/project/prod"
-    )
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     base: str | None = flag(None, "image by digest to run on, in place of the one in images/versions.toml")
     tools: str | None = flag(None, "image by digest to build in, in place of the one in images/versions.toml")
     arg: tuple[str, ...] = flag(
@@ -53,7 +50,6 @@ class ImageFlags:
 class BuildFlags(ImageFlags):
     """These flags say how the image is built."""
 
-    platform: str = flag("linux/amd64", "linux/amd64 (linux/amd64; the locks have no other platform yet)")
     push: bool = flag(False, "push it as well, and write image.json")
     cache_from: tuple[str, ...] = flag(
         (), "registry/name:tag with layers of earlier builds, for a builder that has none; may be given again"

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.flags import IMAGE_FILE, JSON, BuildFlags, ImageFlags
-from lustrain.flags import flag, number
+from images.flags import IMAGE_FILE, BuildFlags, ImageFlags
+from lustrain.flags import JSON, flag, number
 from lustrain.problem import DIFFERS
 from lustrain.task import TaskResult, task
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lustrain.flags import flag
+from lustrain.flags import CLUSTER, JSON, STACK, flag
 
 RUN = "the run: a folder, s3://bucket/prefix, or with a Cluster its name"
-JSON = "print one JSON object"
 
 
 @dataclass(frozen=True)
 class TrainFlags:
     config: str = flag(help="the run's settings, a TOML file")
     on: str | None = flag(None, "local, slurm, kubernetes or ssh; else what the Cluster has, without one local")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     name: str | None = flag(None, "name of the run: its place under the Cluster's runs_uri, else beside run.uri")
     nodes: str = flag("1", "N nodes, or N-M: at least N, up to M while they live (1)")
     spare: str = flag("0", "Slurm: nodes beside these that take the place of lost ones (0)")
@@ -69,16 +68,16 @@ class SweepFlags(TrainFlags):
 @dataclass(frozen=True)
 class SweepStatusFlags:
     sweep: str = flag(help="the sweep: its folder, s3://bucket/prefix, or with a Cluster its name")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     json: bool = flag(False, JSON)
 
 
 @dataclass(frozen=True)
 class StatusFlags:
     run: str = flag(help=RUN)
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     json: bool = flag(False, JSON)
 
 
@@ -89,8 +88,8 @@ class ReportFlags:
     prometheus: str | None = flag(
         None, "address of a Prometheus with the alert rules, to show which alerts fired and when"
     )
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     json: bool = flag(False, JSON)
 
 
@@ -101,8 +100,8 @@ class LogsFlags:
     f: bool = flag(False, "--follow")
     rank: str | None = flag(None, "only what this rank printed")
     launch: str | None = flag(None, "only what this launch printed; fab status numbers them (not on Kubernetes)")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     json: bool = flag(False, JSON)
 
 
@@ -110,6 +109,6 @@ class LogsFlags:
 class StopFlags:
     run: str = flag(help=RUN)
     now: bool = flag(False, "also take its job from the scheduler; steps since the last checkpoint may be lost")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     json: bool = flag(False, JSON)

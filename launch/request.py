@@ -105,6 +105,8 @@ class RequestBackend(Protocol):
     uses_groups: bool
     """Whether it trains on a group of the Cluster's workers, and not on this machine."""
     scheduler_can_replace_nodes: bool
+    supervised_by_caller: bool
+    """Whether the process that starts a run supervises it until it has ended, so that a sweep trains its points in turn."""
 
     def serves(self, cluster: Cluster) -> bool:
         """Whether runs of this Cluster start here unless --on names another backend."""
@@ -152,7 +154,8 @@ def resolve_request(
         raise UserError(problems)
     ranks = nproc or backend.default_ranks(target, problems) or 1
     options = backend.options(flags, target, problems)
-    micro_batches = _micro_batches(config, problems)
+    indivisible = config.train.division_problems()
+    problems += indivisible
     problems += config.parallel.unused()
     rented = backend.uses_groups and cluster is not None and cluster.capacity.mode != "owned"
     max_wait_h = RENTED_WAIT_H if rented and not backend.scheduler_can_replace_nodes else WAIT_H
@@ -168,7 +171,7 @@ def resolve_request(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         ranks_per_node=ranks,
-        micro_batches_per_step=micro_batches,
+        micro_batches_per_step=config.train.micro_batches,
         ranks_per_micro_batch=config.parallel.tensor,
         ranks_per_replica=(config.parallel.shard or 1) * config.parallel.tensor,
         allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
@@ -176,7 +179,8 @@ def resolve_request(
         nodes_are_rented=rented,
         grow_after_s=grow_after_s,
     )
-    if micro_batches and not policy.usable_nodes(max_nodes) and not any(line.path in SIZE_FLAGS for line in problems):
+    known_size = not indivisible and not any(line.path in SIZE_FLAGS for line in problems)
+    if known_size and not policy.usable_nodes(max_nodes):
         problems.append(_unusable_ranks(flags, config, policy, one_machine=not backend.uses_groups))
     if problems:
         raise UserError(problems)
@@ -322,17 +326,6 @@ def _nproc(flags: TrainFlags, problems: list[Problem]) -> int | None:
     if flags.nproc is None:
         return None
     return int(_number("--nproc", flags.nproc, 1, MAX_RANKS, problems)) or 1
-
-
-def _micro_batches(config: Config, problems: list[Problem]) -> int:
-    """Return the micro-batches of a step; 0, and a problem, where the batch has no whole number of them."""
-    batch, micro = config.train.global_batch, config.train.micro_batch
-    if batch % micro == 0:
-        return config.train.micro_batches
-    why = f"is not a multiple of train.micro_batch = {micro}"
-    fix = f"a train.micro_batch that divides {batch}"
-    problems.append(problem("train.global_batch", batch, why, allowed=f"multiples of {micro}", fix=fix))
-    return 0
 
 
 def _unusable_ranks(flags: TrainFlags, config: Config, policy: RestartPolicy, *, one_machine: bool) -> Problem:

@@ -7,29 +7,31 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from launch.request import RunRequest
 from lustrain.problem import UserError, problem
-from trainer.run.journal import CONFIG, REQUEST, STOP, VERSION, read
+from trainer.run.journal import CONFIG, REQUEST, STOP, VERSION, encode_record, read
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
 SUBMITTED = "launch/submitted.json"
 """The scheduler's job."""
-SUPERVISED_BY_CALLER = ("local", "ssh")
-"""Backends whose runs the calling process supervises."""
+IsSupervisedByCaller = Callable[[str], bool]
+"""Whether the process that starts a run on the backend of this name supervises it (launch.backends.is_supervised_by_caller)."""
 
 
-def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> ObjectStore:
+def register_run(
+    request: RunRequest, by_caller: IsSupervisedByCaller, *, resume: bool, files: Mapping[str, str]
+) -> ObjectStore:
     """Record the request in its run, with the plan's files by key. UserError where the run exists, or where `resume` finds
     none."""
     store = open_store(request.run, name="run.uri")
     record = read_record(store, REQUEST)
     if resume and record is not None:
         _refuse_other_address(record, request)
-        _refuse_beside_another(record, request)
+        _refuse_beside_another(record, request, by_caller)
     if record is not None and not resume:
         fix = "choose another --name or run.uri; or go on with this run: --resume"
         raise UserError(problem("run.uri", request.run, "there is a run of this name already", fix=fix))
@@ -48,7 +50,7 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
         **request.record(),
     }
     try:
-        store.put(REQUEST, json.dumps(body, indent=1).encode() + b"\n", if_absent=record is None)
+        store.put(REQUEST, encode_record(body), if_absent=record is None)
     except PreconditionError:
         fix = "choose another --name or run.uri"
         raise UserError(problem("run.uri", request.run, "another start took this name just now", fix=fix)) from None
@@ -65,27 +67,27 @@ def _refuse_other_address(record: Mapping[str, Any], request: RunRequest) -> Non
         raise UserError(problem("run.uri", request.run, f"is the run {first}", fix=f"go on with it under {first}"))
 
 
-def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest) -> None:
+def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest, by_caller: IsSupervisedByCaller) -> None:
     """Refuse a run whose supervising process on this machine still lives; a scheduler's jobs are its backend's to check."""
     pid = record.get("pid")
-    if _is_supervised_here(record) and pid != os.getpid() and _supervises(pid):
+    if _is_supervised_here(record, by_caller) and pid != os.getpid() and _supervises(pid):
         why = f"process {pid} of this machine still trains it"
         raise UserError(problem("--resume", request.run, why, fix=f"fab stop {request.run}, or let it go on"))
 
 
-def supervisor_is_gone(request: Mapping[str, Any]) -> bool:
+def supervisor_is_gone(request: Mapping[str, Any], by_caller: IsSupervisedByCaller) -> bool:
     """Whether the run was supervised by a process of this machine that has ended; of other machines that is not known."""
-    return _is_supervised_here(request) and "pid" in request and not _supervises(request["pid"])
+    return _is_supervised_here(request, by_caller) and "pid" in request and not _supervises(request["pid"])
 
 
-def supervising_host(request: Mapping[str, Any]) -> str:
+def supervising_host(request: Mapping[str, Any], by_caller: IsSupervisedByCaller) -> str:
     """Return the other machine of which a process supervises the run; empty where it is this one, or a scheduler's job does."""
     host = str(request.get("host") or "")
-    return host if request.get("on") in SUPERVISED_BY_CALLER and host != platform.node() else ""
+    return host if by_caller(str(request.get("on"))) and host != platform.node() else ""
 
 
-def _is_supervised_here(request: Mapping[str, Any]) -> bool:
-    return request.get("on") in SUPERVISED_BY_CALLER and request.get("host") == platform.node()
+def _is_supervised_here(request: Mapping[str, Any], by_caller: IsSupervisedByCaller) -> bool:
+    return request.get("host") == platform.node() and by_caller(str(request.get("on")))
 
 
 def _supervises(pid: object) -> bool:
@@ -107,7 +109,7 @@ def unregister_run(store: ObjectStore, files: Mapping[str, str]) -> None:
 def save_job(store: ObjectStore, backend: str, job: Mapping[str, Any]) -> None:
     """Record the scheduler's job under the backend's name."""
     body = {"version": VERSION, "host": platform.node(), backend: dict(job)}
-    store.put(SUBMITTED, json.dumps(body, indent=1).encode() + b"\n")
+    store.put(SUBMITTED, encode_record(body))
 
 
 def read_jobs(store: ObjectStore) -> dict[str, Any]:

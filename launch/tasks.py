@@ -48,7 +48,7 @@ def train(flags: TrainFlags, context: Any) -> TaskResult:
 def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     """Train one run for each combination of values, or those that a search draws; the same command again goes on."""
     from launch import backends
-    from launch.runs import SUPERVISED_BY_CALLER
+    from launch.backends.local import print_line
     from launch.sweep import status as reading
     from launch.sweep.plan import SearchPlan, plan_search, plan_sweep
     from launch.sweep.start import StartOptions, start_search, start_sweep
@@ -61,16 +61,16 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     every, folder = backends.load_all(), Path.cwd()
     plan = (plan_sweep if flags.search is None else plan_search)(flags, cluster, every, folder, _image(flags.image))
     name = plan.backend
-    if at_once is not None and name in SUPERVISED_BY_CALLER:
+    if at_once is not None and every[name].supervised_by_caller:
         why = f"only valid with a scheduler: on {name} the points are trained in turn"
         raise UserError(problem("--at-once", at_once, why, fix="leave it out"))
-    if flags.detach and name in SUPERVISED_BY_CALLER:
+    if flags.detach and every[name].supervised_by_caller:
         why = f"on {name} the points of a sweep are trained in turn by this fab sweep"
         raise UserError(problem("--detach", True, why, fix="leave it out, or start fab under tmux or systemd-run"))
     if flags.dry or context.config.run.dry:
         return _dry_search(plan) if isinstance(plan, SearchPlan) else _dry_sweep(plan, every[name], folder, at_once)
     output = sys.stderr if flags.json else None
-    options = StartOptions(every[name], folder, flags.resume, at_once, output, _print_line)
+    options = StartOptions(every[name], folder, flags.resume, at_once, output, print_line)
     result = start_search(plan, options) if isinstance(plan, SearchPlan) else start_sweep(plan, options)
     found = reading.read(result.sweep)
     lines = reading.lines(found)
@@ -121,10 +121,6 @@ def _dry_search(plan: SearchPlan) -> TaskResult:
     return TaskResult(lines, {"sweep": plan.uri, "trials": plan.trials, "space": dict(plan.texts), "first": first})
 
 
-def _print_line(line: str) -> None:
-    print(f"lustrain: {line}", file=sys.stderr, flush=True)
-
-
 @task("sweep-status")
 def sweep_status(flags: SweepStatusFlags) -> TaskResult:
     """Show the points of a sweep: state, step and validation loss, the lowest one first."""
@@ -159,6 +155,7 @@ def status(flags: StatusFlags) -> TaskResult:
     """Show a run's state, step, loss, speed, checkpoints, launches, and whether a scheduler holds its job."""
     from launch import backends, runs
     from launch import status as reading
+    from launch.backends.local import print_line
     from trainer.run.journal import REQUEST
 
     store = _open(flags)
@@ -172,7 +169,7 @@ def status(flags: StatusFlags) -> TaskResult:
                 state["pods"] = [asdict(pod) for pod in backend.pods(run, job)]
             state = reading.with_held_job(state, backend.held_job(run))
         except UserError as error:
-            print(f"lustrain: {error}", file=sys.stderr, flush=True)
+            print_line(str(error))
     return TaskResult(reading.lines(state), state)
 
 

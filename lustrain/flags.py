@@ -9,6 +9,10 @@ from typing import Any
 
 from lustrain.problem import UserError, problem
 
+CLUSTER = "file with a Cluster; else LUSTRAIN_CLUSTER in the environment"
+STACK = "take the Cluster from the output of the Pulumi stack of this name, like org/project/prod"
+JSON = "print one JSON object"
+
 
 def flag(default: Any = MISSING, help: str = "") -> Any:
     """Declare a field of a task's flags. Without a default it may be given by place; with `()` it may be repeated."""

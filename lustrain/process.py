@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
 from typing import Any
 
 from lustrain.problem import UserError, problem
@@ -32,10 +31,10 @@ def die_with_parent(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def die_with_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
+def die_with_launcher() -> bool:
     """Do the same with the launcher in the environment; True where there is none. UserError for what is not a process id."""
     global _launcher
-    value = environ.pop(LAUNCHER, None)
+    value = os.environ.pop(LAUNCHER, None)
     if value and not value.isdecimal():
         raise UserError(problem(LAUNCHER, value, "is not a process id", fix=f"unset {LAUNCHER}: the launcher sets it"))
     _launcher = int(value) if value else None

@@ -34,12 +34,15 @@ def amount_text(amount: float, unit: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Write `0:07`, `12:30`, `3:05:00`; a day and more as `2d 3h`."""
+    """Write `46s`, `10m 55s`, `3h 58m`, `32d 23h`: the two largest units."""
     whole = max(0, round(seconds))
-    if whole >= 86400:
-        return f"{whole // 86400}d {whole % 86400 // 3600}h"
-    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
 
 
 def status_text(done: int, total: int | None, unit: str, seconds: float, *, initial: int = 0, note: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lustrain.flags import flag
+from lustrain.flags import CLUSTER, JSON, STACK, flag
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class PlanFlags:
     set: tuple[str, ...] = flag((), "KEY=VALUE: another value for one setting; may be given again")
     instance_type: str | None = flag(None, "type of the nodes, like p5.48xlarge; else the Cluster's workers'")
     nodes: str | None = flag(None, "number of nodes; else as many as the Cluster has (1)")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     group: str | None = flag(None, "the Cluster's group of workers; else its only one")
     mfu: str | None = flag(None, "share of a GPU's peak while nothing waits for the network, like 0.45 (0.4, assumed)")
     run: str | None = flag(None, "take that share from the records of a run of the same model on such nodes")
@@ -26,7 +26,7 @@ class PlanFlags:
     region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
     lustre_gib: str = flag("0", "size of the FSx for Lustre file system that is there meanwhile (0)")
     lustre_rate: str = flag("250", "its MB/s per TiB (250)")
-    json: bool = flag(False, "print one JSON object")
+    json: bool = flag(False, JSON)
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class RunCostFlags:
         None, "on-demand, spot, capacity-block or training-plan; else as --price or the Cluster says (on-demand)"
     )
     price: tuple[str, ...] = flag((), "MODE=USD: what a node costs an hour, paid so; may be given again")
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     group: str | None = flag(None, "the Cluster's group of workers; else its only one")
     region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
-    json: bool = flag(False, "print one JSON object")
+    json: bool = flag(False, JSON)
 
 
 @dataclass(frozen=True)
 class SpotAdviceFlags:
     history: str = flag(help="file with the answer of aws ec2 describe-spot-price-history")
-    json: bool = flag(False, "print one JSON object")
+    json: bool = flag(False, JSON)

@@ -92,23 +92,23 @@ class Node:
         return (nodes - 1) * HOP_S + (ranks // nodes - 1) * LOCAL_HOP_S
 
 
-def node_of(type_name: str, *, flag: str = "--instance-type") -> Node:
+def node_of(type_name: str) -> Node:
     """Return a node of an instance type in the catalogue. UserError where it is unknown, or has no GPU of a known peak."""
     known = instance(type_name)
     if known is None:
         near = did_you_mean(type_name.removeprefix("ml."), snapshot().types)
         fix = near or "give the name of an EC2 instance type, like p5.48xlarge"
-        raise UserError(problem(flag, type_name, "is not in the catalogue of instance types", fix=fix))
-    return _node(known, flag)
+        raise UserError(problem("--instance-type", type_name, "is not in the catalogue of instance types", fix=fix))
+    return _node(known)
 
 
-def _node(known: Instance, flag: str) -> Node:
+def _node(known: Instance) -> Node:
     gpus = [device for device in known.accelerators if device.name in PEAKS and device.count]
     if not gpus:
         has = ", ".join(device.name for device in known.accelerators) or "no GPU"
         allowed = "types with " + ", ".join(name.removeprefix("NVIDIA ") for name in PEAKS)
         why = f"has {has}, of which no peak is known"
-        raise UserError(problem(flag, known.name, why, allowed=allowed, fix="choose another type"))
+        raise UserError(problem("--instance-type", known.name, why, allowed=allowed, fix="choose another type"))
     (gpu,) = gpus
     return Node(
         known.name,
@@ -124,7 +124,7 @@ def _node(known: Instance, flag: str) -> Node:
 def nodes_for(precision: PrecisionConfig) -> list[Node]:
     """Return a node of every type in the catalogue that can compute with these settings."""
     nodes = [
-        _node(known, "")
+        _node(known)
         for known in snapshot().types.values()
         if any(device.name in PEAKS and device.count for device in known.accelerators)
     ]

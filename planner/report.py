@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from infra.catalog.instances import snapshot
-from lustrain.progress import BYTES, amount_text
+from lustrain.progress import BYTES, amount_text, duration_text
 from lustrain.tables import table
 from planner.hardware import FRAGMENTATION, LINK_SHARE, PCIE_SHARE, RESERVED_BYTES
 from planner.plan import NODE_MTBF_S, Option, Outcome, Plan, Scaling
-from planner.units import parameters_text, span_text, usd_text
+from planner.units import parameters_text, usd_text
 
 GIB = 2**30
 CONFIRMED_NODES = 16
@@ -159,12 +159,12 @@ def _outcome_row(plan: Plan, outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.rate.mode,
         "?" if outcome.rate.usd_hour is None else f"{outcome.rate.usd_hour:,.2f}",
-        span_text(outcome.mtbf_s),
-        span_text(outcome.best_interval_s),
-        span_text(outcome.trainers_interval_s),
+        duration_text(outcome.mtbf_s),
+        duration_text(outcome.best_interval_s),
+        duration_text(outcome.trainers_interval_s),
         f"{outcome.goodput:.1%}",
         f"{outcome.best_goodput:.1%}",
-        "never" if endless else span_text(outcome.wall_s),
+        "never" if endless else duration_text(outcome.wall_s),
         "?" if outcome.usd is None or endless else usd_text(outcome.usd),
         "?" if per_million is None or endless else f"{per_million:.3g}",
         outcome.rate.origin,

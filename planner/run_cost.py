@@ -15,12 +15,12 @@ from launch.runs import open_existing_run
 from lustrain import deployed
 from lustrain.cluster import Cluster, NodeGroup
 from lustrain.problem import UserError, did_you_mean, problem
+from lustrain.progress import duration_text
 from lustrain.tables import table
 from planner.flags import RunCostFlags
 from planner.price import MODES, Rate, rates
 from planner.request import group_of, prices_of, region_of, type_of
 from planner.spent import Spent, spent
-from planner.units import span_text
 from trainer.checkpoint.stored_config import read_stored
 from trainer.metrics.reader import read_generations
 from trainer.run import journal
@@ -93,13 +93,15 @@ def _lines(store: ObjectStore, cost: Spent, type_name: str, rate: Rate) -> Itera
         f"({rate.mode}, {rate.origin})"
     )
     rows = [
-        (share.name, span_text(share.seconds), f"{share.usd:,.2f}") for share in cost.shares if share.seconds >= 0.05
+        (share.name, duration_text(share.seconds), f"{share.usd:,.2f}")
+        for share in cost.shares
+        if share.seconds >= 0.05
     ]
     yield from table(("where it went", "time", "USD"), rows, ("time", "USD"))
     yield f"goodput {cost.goodput:.1%}; {cost.interruptions} interruptions and repeated steps cost {cost.lost_usd:,.2f} USD"
     if cost.step < cost.steps:
         yield (
-            f"step {cost.step:,} of {cost.steps:,}: at this pace {span_text(cost.remaining_s)} and "
+            f"step {cost.step:,} of {cost.steps:,}: at this pace {duration_text(cost.remaining_s)} and "
             f"{cost.remaining_usd:,.2f} USD more, {cost.usd + cost.remaining_usd:,.2f} USD in all"
         )
     yield "nodes alone: storage, traffic and what was bought beside them are not in it"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer.tasks.models import llama
 
 
 @contextmanager
@@ -32,3 +36,25 @@ def mesh_of_two() -> Iterator[DeviceMesh]:
 def shard_on(mesh: DeviceMesh) -> DTensor:
     """The first half of a tensor that is cut by rows."""
     return distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+
+
+class LlamaSource:
+    """The part of a Task that makes a Llama, without data."""
+
+    def __init__(self, shape: llama.LlamaShape) -> None:
+        self.shape = shape
+
+    def build_model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def empty_model(self) -> nn.Module:
+        return llama.empty(self.shape, length=8)
+
+    def initialise(self, model: nn.Module) -> None:
+        """Leave the weights as they are: memory that is not written takes none."""
+
+    def blocks(self, model: Any) -> list[nn.Module]:
+        return list(model.blocks)
+
+    def tensor_plan(self, model: Any) -> Any:
+        return llama.tensor_plan(model)

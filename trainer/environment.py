@@ -51,7 +51,7 @@ def store_prefix(environ: Mapping[str, str] = os.environ) -> str:
     return f"{environ.get(ATTEMPT, '')}/{environ.get(NODE_LIST, '')}"
 
 
-def report_error(line: str, environ: Mapping[str, str] = os.environ) -> None:
+def report_error(line: str) -> None:
     """Tell the launcher, if there is one, why this rank ends."""
-    if path := environ.get(ERROR_FILE):
+    if path := os.environ.get(ERROR_FILE):
         Path(path).write_text(line, encoding="utf-8", errors="replace")

@@ -1,8 +1,8 @@
 """The locks of `images/locks`: what pip-style tools install into a layer, each package at one version and with its hashes.
 
 They are made from `versions.toml`, pyproject.toml and `.ci/constraints.txt`, so that an image holds what the tests ran with.
-uv notes the hashes of every platform's wheels, but of torch's CPU build only of those that `links` shows: made where the x86_64
-wheel alone was at hand, torch-cpu.lock serves linux/amd64 until `resolve(…, platform=ARM64)` sees the other.
+uv notes the hashes of every platform's wheels, but of torch's CPU build only of those that `links` shows: torch-cpu.lock, made
+where the x86_64 wheel alone was at hand, serves linux/amd64.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NAMES = ("tools", *TORCH, "app")
 """Locks stand in the order in which they are made: app must agree with what torch brings."""
 EXTRAS = ("metrics",)
 """Extras of pyproject.toml that the image has: what a run on a cluster wants and is small."""
-AMD64, ARM64 = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
-"""uv calls platforms so; 2_28 is the oldest glibc that torch's wheels run with."""
+PLATFORM = "x86_64-manylinux_2_28"
+"""linux/amd64, as uv calls it; 2_28 is the oldest glibc that torch's wheels run with."""
 RENEW = "fab image-lock"
 PATIENCE_S = 300.0
 
@@ -88,7 +88,7 @@ def read(name: str, root: Path = ROOT) -> Lock:
     return parse(_text(root, path, RENEW), path)
 
 
-def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD64) -> tuple[str, ...]:
+def inputs(name: str, versions: Versions, root: Path = ROOT) -> tuple[str, ...]:
     """Return what the lock `name` is made from today."""
     depends = sorted(_dependencies(root))
     numpy = [depend for depend in depends if _name(depend) == "numpy"]
@@ -101,7 +101,7 @@ def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD
     }
     if name not in wanted:
         raise UserError(problem("lock", name, "unknown", allowed=", ".join(NAMES)))
-    return (f"--python-version {versions.python} --python-platform {platform}", *wanted[name])
+    return (f"--python-version {versions.python} --python-platform {PLATFORM}", *wanted[name])
 
 
 def check(root: Path = ROOT, versions: Versions | None = None) -> Sequence[str]:
@@ -166,7 +166,6 @@ def resolve(
     versions: Versions,
     root: Path = ROOT,
     *,
-    platform: str = AMD64,
     agree_with: Sequence[Lock] = (),
     links: str | None = None,
     upgrade: bool = False,
@@ -176,7 +175,7 @@ def resolve(
     `links` is where the CPU build of torch lies, a page or a folder of wheels; default: `torch_cpu_links` and, before it,
     the site's wheels. UserError where there is no solution or no index.
     """
-    options, *requirements = inputs(name, versions, root, platform)
+    options, *requirements = inputs(name, versions, root)
     command = [*options.split(), "--constraint", str(root / CONSTRAINTS)]
     shared = set.intersection(*(set(lock.versions) for lock in agree_with)) if agree_with else set()
     for package in sorted(shared):

@@ -22,8 +22,8 @@ from images.plan.versions import Versions
 from lustrain.image_file import GitState
 from lustrain.problem import UserError, problem
 
-PLATFORM, ARM64 = "linux/amd64", "linux/arm64"
-"""The first is what the locks have wheels for; an arm64 image needs torch's wheel for it in locks/torch-cpu.lock."""
+PLATFORM = "linux/amd64"
+"""The locks have wheels for it alone; an arm64 image needs torch's wheel for that in locks/torch-cpu.lock."""
 LICENSE = "Apache-2.0"
 TARGET = "dev.lustrain.target"
 VERSIONS = "dev.lustrain.versions."
@@ -45,7 +45,7 @@ _CACHE = "registry/name:tag, like 127.0.0.1:5000/team/trainer:cache-main"
 def check(flags: BuildFlags) -> None:
     """Refuse flags that make no image: UserError with all problems at once, exit code 2."""
     problems = [
-        *_of_target(flags.target, flags.platform),
+        *_of_target(flags.target),
         *_of_references(flags),
         *_of_secrets(flags.secrets),
         *(line for word in flags.arg for line in _of_argument(word)),
@@ -70,7 +70,7 @@ def make(flags: BuildFlags, versions: Versions, git: GitState, inputs: Mapping[s
     tag = tag_of(flags.target, content, git, inputs, "-".join(filter(None, [apart, flags.suffix])))
     return Plan(
         target=flags.target,
-        platform=flags.platform,
+        platform=PLATFORM,
         dockerfile=PATHS[flags.target],
         tags=(f"{flags.name}:{tag}",),
         arguments=arguments,
@@ -156,15 +156,9 @@ def _labels(
     return dict(sorted(labels.items()))
 
 
-def _of_target(target: str, platform: str) -> Iterator[str]:
+def _of_target(target: str) -> Iterator[str]:
     if target not in PATHS:
         yield problem("target", target, "unknown", allowed=", ".join(PATHS))
-    elif platform == ARM64 and target != "gaudi":
-        why = f"images/locks/torch-{target}.lock is made for x86_64"
-        fix = "make locks for aarch64 first (images/plan/lock.py, resolve with platform=ARM64)"
-        yield problem("platform", platform, why, allowed=f"{PLATFORM} for {target}", fix=fix)
-    elif platform != PLATFORM:
-        yield problem("platform", platform, "is not built", allowed=f"{PLATFORM} for {target}")
 
 
 def _of_references(flags: BuildFlags) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from launch.backends import HeldJob, LaunchPlan, LogLine, Pod, Submission
 from launch.backends.command import error_text, run
+from launch.backends.ranks import SPARE_S
 from launch.flags import TrainFlags
 from launch.image import checked_image
 from launch.request import RunRequest, Target
@@ -35,8 +36,6 @@ PORT = 29_500
 UNREACHABLE_S = 10
 """Seconds until a pod on a node that does not answer is given up; Kubernetes waits 300 s by itself:
 https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions"""
-SPARE_S = 10
-"""Seconds beside the trainer's own grace."""
 MAX_FAILURES = 6
 """Failures of the run before its Job is given up. All of its pods end with its code, and Kubernetes counts pods."""
 RUN = "lustrain.dev/run"
@@ -87,6 +86,7 @@ class KubernetesBackend:
     own_flags = ("image", "queue", "priority")
     uses_groups = True
     scheduler_can_replace_nodes = False
+    supervised_by_caller = False
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend == "hyperpod-eks" or cluster.kubernetes is not None

@@ -38,6 +38,7 @@ class LocalBackend:
     own_flags = ()
     uses_groups = False
     scheduler_can_replace_nodes = False
+    supervised_by_caller = True
 
     def serves(self, cluster: Cluster) -> bool:
         return False

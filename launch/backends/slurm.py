@@ -79,6 +79,7 @@ class SlurmBackend:
     own_flags = ("account", "grow_after", "image", "partition", "qos", "time")
     uses_groups = True
     scheduler_can_replace_nodes = True
+    supervised_by_caller = False
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend == "hyperpod-slurm" or cluster.slurm is not None

@@ -73,6 +73,7 @@ class SshBackend:
     own_flags = ("grow_after", "image")
     uses_groups = True
     scheduler_can_replace_nodes = False
+    supervised_by_caller = True
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend in SERVED and cluster.slurm is None and cluster.kubernetes is None

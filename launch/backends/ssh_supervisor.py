@@ -73,7 +73,7 @@ def adopt(store: ObjectStore, run: str, requested: float) -> None:
     record = json.loads(data)
     if record.get("asked") != requested:
         raise UserError(problem("run.uri", run, f"{record.get('by')} has requested it since", fix=f"fab status {run}"))
-    body = json.dumps(record | {"host": platform.node(), "pid": os.getpid()}, indent=1).encode() + b"\n"
+    body = journal.encode_record(record | {"host": platform.node(), "pid": os.getpid()})
     try:
         store.put(journal.REQUEST, body, if_match=etag)
     except PreconditionError:

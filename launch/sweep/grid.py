@@ -7,10 +7,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lustrain.problem import Problem, UserError, problem
+
+T = TypeVar("T")
 
 MAX_POINTS = 1000
 MAX_NAME = 52
@@ -20,7 +23,7 @@ DIGEST = 8
 FORM = "KEY=VALUE,VALUE…, like optimizer.lr=0.001,0.01"
 OWN_SETTINGS = ("run.uri", "run.resume", "interrupt.stop_uri")
 """Settings by which a run is found and stopped."""
-SETTING = re.compile(r"\w+(\.\w+)+", re.ASCII)
+_SETTING = re.compile(r"\w+(\.\w+)+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,26 +37,38 @@ class Point:
 
 def parse_grid(grid: Sequence[str], sets: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the values of each varied setting, in the order of the flags; `sets` are those of `--set`. UserError."""
-    if not grid:
-        raise UserError(problem("--grid", None, "is missing: nothing is varied", allowed=FORM))
+
+    def values(text: str) -> tuple[str, ...] | None:
+        parts = tuple(split_values(text))
+        return None if "" in parts else parts
+
+    return parse_settings("--grid", grid, sets, values, FORM)
+
+
+def parse_settings(
+    flag: str, texts: Sequence[str], sets: Sequence[str], read: Callable[[str], T | None], form: str
+) -> dict[str, T]:
+    """Return what `read` makes of the text after `KEY=`, by setting; None is text that is not of the `form`. UserError."""
+    if not texts:
+        raise UserError(problem(flag, None, "is missing: no setting is varied", allowed=form))
     fixed = {text.partition("=")[0].strip() for text in sets}
-    values: dict[str, tuple[str, ...]] = {}
+    varied: dict[str, T] = {}
     problems: list[Problem] = []
-    for text in grid:
+    for text in texts:
         key, _, after = (part.strip() for part in text.partition("="))
-        parts = tuple(split_values(after))
-        if not SETTING.fullmatch(key) or "" in parts:
-            problems.append(problem("--grid", text, "does not name the values of a setting", allowed=FORM))
+        values = read(after)
+        if not _SETTING.fullmatch(key) or values is None:
+            problems.append(problem(flag, text, "does not say what values a setting takes", allowed=form))
         elif key in OWN_SETTINGS:
-            problems.append(problem("--grid", text, f"every run has its own {key}", fix="--name names the sweep"))
-        elif key in values or key in fixed:
-            where = "another --grid" if key in values else "--set"
-            problems.append(problem("--grid", text, f"{key} is in {where} too", fix="name it once"))
+            problems.append(problem(flag, text, f"every run has its own {key}", fix="--name names the sweep"))
+        elif key in varied or key in fixed:
+            where = f"another {flag}" if key in varied else "--set"
+            problems.append(problem(flag, text, f"{key} is in {where} too", fix="name it once"))
         else:
-            values[key] = parts
+            varied[key] = values
     if problems:
         raise UserError(problems)
-    return values
+    return varied
 
 
 def split_values(text: str) -> list[str]:

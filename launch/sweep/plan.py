@@ -9,7 +9,6 @@ from pathlib import Path
 
 from launch.flags import SweepFlags
 from launch.request import RequestBackend, RunRequest, resolve_request, run_uri
-from launch.runs import SUPERVISED_BY_CALLER
 from launch.sweep.grid import MAX_POINTS, Point, combinations, parse_grid, point_name, shown
 from launch.sweep.search import OPTUNA, Choices, Range, examples, load_optuna, parse_space
 from lustrain.cluster import Cluster
@@ -144,9 +143,10 @@ def plan_search(
             _add_new(problems, error)
     if problems:
         raise UserError(problems.values())
-    if checked[0].backend not in SUPERVISED_BY_CALLER:
-        why = f"a search trains its points in turn, which {checked[0].backend} does not; only valid with --on "
-        raise UserError(problem("--search", OPTUNA, why + " or ".join(SUPERVISED_BY_CALLER), fix="--grid"))
+    if not backends[checked[0].backend].supervised_by_caller:
+        in_turn = " or ".join(name for name, backend in backends.items() if backend.supervised_by_caller)
+        why = f"a search trains its points in turn, which {checked[0].backend} does not; only valid with --on {in_turn}"
+        raise UserError(problem("--search", OPTUNA, why, fix="--grid"))
     load_optuna()
     return dataclasses.replace(plan, backend=checked[0].backend)
 

@@ -15,8 +15,9 @@ from launch.sweep.grid import Point, shown
 from launch.sweep.plan import SearchPlan, SweepPlan
 from launch.sweep.search import OPTUNA
 from lustrain.problem import UserError, problem
+from trainer.checkpoint.stored_config import flatten
 from trainer.config import default_settings, parse_toml
-from trainer.run.journal import REQUEST
+from trainer.run.journal import REQUEST, encode_record
 from trainer.storage import ObjectStore, PreconditionError, open_store
 
 RECORD = "sweep.json"
@@ -65,7 +66,7 @@ def add_point(sweep: Sweep, point: Point) -> Sweep:
     if body["points"] == [_point(known) for known in sweep.points]:
         body["points"].append(_point(point))
         try:
-            sweep.store.put(RECORD, _encoded(body), if_match=etag)
+            sweep.store.put(RECORD, encode_record(body), if_match=etag)
         except PreconditionError:
             pass
         else:
@@ -89,7 +90,7 @@ def _record(sweep: Sweep) -> Sweep:
     body |= {"search": sweep.search} if sweep.search is not None else {}
     body |= {"points": [_point(point) for point in sweep.points]}
     try:
-        sweep.store.put(RECORD, _encoded(body), if_absent=True)
+        sweep.store.put(RECORD, encode_record(body), if_absent=True)
     except PreconditionError:
         return load_sweep(sweep.store)
     return sweep
@@ -97,10 +98,6 @@ def _record(sweep: Sweep) -> Sweep:
 
 def _point(point: Point) -> dict[str, Any]:
     return {"name": point.name, "values": dict(point.values)}
-
-
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, indent=1).encode() + b"\n"
 
 
 def unregister_sweep(sweep: Sweep) -> None:
@@ -134,12 +131,5 @@ def _refuse_other_settings(uri: str, before: str, after: str) -> None:
 def changed_settings(before: str, after: str) -> list[str]:
     """Return the settings in which two TOML texts differ; one that only one of them has counts with its default."""
     defaults = default_settings()
-    old, new = defaults | _flat(parse_toml(before)), defaults | _flat(parse_toml(after))
+    old, new = defaults | flatten(parse_toml(before)), defaults | flatten(parse_toml(after))
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

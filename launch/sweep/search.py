@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launch.sweep.grid import OWN_SETTINGS, SETTING, split_values
-from lustrain.problem import Problem, UserError, problem
+from launch.sweep.grid import parse_settings, split_values
+from lustrain.problem import UserError, problem
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -64,26 +64,7 @@ class Trial:
 
 def parse_space(space: Sequence[str], sets: Sequence[str]) -> dict[str, Range | Choices]:
     """Return what each searched setting may be, in the order of the flags; `sets` are those of `--set`. UserError."""
-    if not space:
-        raise UserError(problem("--space", None, "is missing: nothing is searched", allowed=FORM))
-    fixed = {text.partition("=")[0].strip() for text in sets}
-    searched: dict[str, Range | Choices] = {}
-    problems: list[Problem] = []
-    for text in space:
-        key, _, after = (part.strip() for part in text.partition("="))
-        values = _values(after)
-        if not SETTING.fullmatch(key) or values is None:
-            problems.append(problem("--space", text, "does not say what a setting may be", allowed=FORM))
-        elif key in OWN_SETTINGS:
-            problems.append(problem("--space", text, f"every run has its own {key}", fix="--name names the sweep"))
-        elif key in searched or key in fixed:
-            where = "another --space" if key in searched else "--set"
-            problems.append(problem("--space", text, f"{key} is in {where} too", fix="name it once"))
-        else:
-            searched[key] = values
-    if problems:
-        raise UserError(problems)
-    return searched
+    return parse_settings("--space", space, sets, _values, FORM)
 
 
 def _values(text: str) -> Range | Choices | None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from launch.backends import ArrayBackend, Backend, Submission
 from launch.request import RunRequest
-from launch.runs import SUPERVISED_BY_CALLER, read_record
+from launch.runs import read_record
 from launch.submit import submit, submit_array
 from launch.sweep.grid import Point, shown
 from launch.sweep.plan import SearchPlan, SweepPlan
@@ -63,11 +63,10 @@ class StartOptions:
 
 def start_sweep(plan: SweepPlan, options: StartOptions) -> SweepStart:
     """Start the points that are not done. UserError where none could be started; a new sweep is then not recorded."""
-    in_turn = plan.requests[0].backend in SUPERVISED_BY_CALLER
 
     def start(result: SweepStart) -> None:
         outcomes = read_outcomes(result.sweep)
-        (_train_in_turn if in_turn else _submit_jobs)(plan, outcomes, options, result)
+        (_train_in_turn if options.backend.supervised_by_caller else _submit_jobs)(plan, outcomes, options, result)
 
     return _started(register_sweep(plan), start)
 

@@ -10,7 +10,7 @@ from typing import Any
 from fabric import Connection
 from invoke.tasks import task
 
-from lustrain.flags import flag, number
+from lustrain.flags import CLUSTER, JSON, STACK, flag, number
 from lustrain.problem import UserError, problem
 from lustrain.task import TaskResult, declared, filled, flags_of, perform
 from node_setup.fleet.hosts import Route
@@ -21,10 +21,8 @@ from node_setup.fleet.inventory import Source
 class Flags:
     """These are the flags that all tasks share, as given."""
 
-    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
-    stack: str | None = flag(
-        None, "take the Cluster from the output of the Pulumi stack of this name, like org/project/prod"
-    )
+    cluster: str | None = flag(None, CLUSTER)
+    stack: str | None = flag(None, STACK)
     nodes: str | None = flag(
         None, "machines by address: a,b,c as [user@]host[:port]; over SSM by instance id (-H does the same)"
     )
@@ -44,7 +42,7 @@ class Flags:
     timeout: str | None = flag(None, "seconds for one node (300)")
     total: str | None = flag(None, "seconds for all nodes (3600)")
     python: str | None = flag(None, "interpreter on the nodes, like /usr/bin/python3.11 (python3)")
-    json: bool = flag(False, "print one JSON object")
+    json: bool = flag(False, JSON)
 
     def source(self) -> Source:
         """Return where nodes are taken from. UserError names the flags that are empty."""

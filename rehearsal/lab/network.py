@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import ipaddress
 import os
 import shutil
@@ -12,7 +11,8 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO
+
+from lustrain.file_lock import try_lock
 
 NUMBERS = range(250)
 LOCKS = Path("/run/lustrain")
@@ -36,8 +36,9 @@ class Subnet:
     def __init__(self) -> None:
         LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in NUMBERS:
-            lock = _locked(LOCKS / f"{number}.lock")
-            if lock is None:
+            lock = (LOCKS / f"{number}.lock").open("a+")
+            if not try_lock(lock.fileno()):
+                lock.close()
                 continue
             lock.seek(0)
             # The lock was free, so its writer is dead; its namespaces, mounts and processes went with it.
@@ -119,13 +120,3 @@ def _enter_network(pid: int) -> None:
         if libc.setns(namespace.fileno(), _CLONE_NEWNET):
             code = ctypes.get_errno()
             raise OSError(code, f"setns: {os.strerror(code)}")
-
-
-def _locked(path: Path) -> IO[str] | None:
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from awscrt.checksums import combine_crc64nvme, crc64nvme
-from torch import nn
 from torch.distributed import HashStore
 
 from tests.bench.harness import Row, run_bench
-from tests.sharded import first_of
+from tests.checkpoint.written import held_on
+from tests.sharded import LlamaSource, first_of
 from trainer.checkpoint.format.chunk_plan import HeldChunk, data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.layout import attempt_name, data_key, index_key
 from trainer.checkpoint.format.mesh_layout import layout_digest, ranks_storing
@@ -45,7 +45,7 @@ from trainer.checkpoint.save.writer import Stored
 from trainer.config import ParallelConfig, PrecisionConfig
 from trainer.parallel.fsdp import Sharded
 from trainer.parallel.mesh import ParallelDims
-from trainer.parallel.shards import chunk_of, local_shard
+from trainer.parallel.shards import local_shard
 from trainer.parallel.world import World
 from trainer.storage import ObjectInfo
 from trainer.storage.local import LocalStore
@@ -64,34 +64,12 @@ ATTEMPT = attempt_name(1, 1, "00000000")
 ALLOWED_S, ALLOWED_BYTES, ALLOWED_SHARE = 1.0, 100e6, 1.2
 
 
-class Source:
-    """The part of a Task that makes a Llama."""
-
-    def __init__(self, shape: llama.LlamaShape) -> None:
-        self.shape = shape
-
-    def build_model(self) -> nn.Module:
-        raise NotImplementedError
-
-    def empty_model(self) -> nn.Module:
-        return llama.empty(self.shape, length=8)
-
-    def initialise(self, model: nn.Module) -> None:
-        """Leave the weights as they are: memory that is not written takes none."""
-
-    def blocks(self, model: Any) -> list[nn.Module]:
-        return list(model.blocks)
-
-    def tensor_plan(self, model: Any) -> Any:
-        return llama.tensor_plan(model)
-
-
 def first_ranks_chunks(shape: llama.LlamaShape, dims: ParallelDims) -> list[HeldChunk]:
     """What rank 0 holds of weights and AdamW's state."""
     held = []
     with first_of(RANKS):
         world = World(0, RANKS, 0, torch.device("cpu"), HashStore())
-        strategy, source = Sharded(ParallelConfig(), PrecisionConfig(), world, dims), Source(shape)
+        strategy, source = Sharded(ParallelConfig(), PrecisionConfig(), world, dims), LlamaSource(shape)
         weights = dict(strategy.wrap(strategy.build(source), source).named_parameters())
         for name, weight in weights.items():
             chunk = held_chunk(local_shard(f"model/{name}", weight.detach(), dims.axes))
@@ -104,16 +82,8 @@ def first_ranks_chunks(shape: llama.LlamaShape, dims: ParallelDims) -> list[Held
 
 def chunks_of(first: Sequence[HeldChunk], dims: ParallelDims) -> list[HeldChunk]:
     """What another rank of the same mesh holds."""
-    at = {axis.name: axis for axis in dims.axes}
-    held = []
-    for chunk in first:
-        cuts = [(dim, at[name].size, at[name].coordinate) for dim, name in chunk.cuts]
-        offsets, lengths = chunk_of(chunk.tensor.shape, cuts)
-        replica = 0
-        for name in chunk.replica_axes:
-            replica = replica * at[name].size + at[name].coordinate
-        held.append(replace(chunk, offsets=offsets, lengths=lengths, replica=replica))
-    return held
+    mesh = {axis.name: axis.size for axis in dims.axes}
+    return held_on(mesh, dims.rank, {chunk.tensor: chunk.cuts for chunk in first})
 
 
 def rank_0(held: Sequence[HeldChunk], axes: Sequence[MeshAxis]) -> Manifest:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.checkpoint.written import held_on
 from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.mesh_layout import layout_problem, ranks_storing
 from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Entry, MeshAxis, RankIndex
-from trainer.parallel.shards import chunk_of
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "bool": 1, "int64": 8, "float8_e4m3fn": 1}
 
@@ -106,18 +106,11 @@ def sharded(draw: st.DrawFn) -> tuple[tuple[int, int, int], list[TensorMeta], Cu
 
 
 def held_by(mesh: tuple[int, ...], place: tuple[int, ...], metas: list[TensorMeta], cuts: Cuts) -> list[HeldChunk]:
-    held = []
-    for meta in metas:
-        axes = list(zip("rst", mesh, place, cuts[meta.name], strict=True))
-        offsets, lengths = chunk_of(meta.shape, [(dim, size, at) for _, size, at, dim in axes if dim >= 0])
-        replica, replicas = 0, 1
-        for _, size, at, dim in axes:
-            if dim < 0:
-                replica, replicas = replica * size + at, replicas * size
-        whole_on = tuple(name for name, _, _, dim in axes if dim < 0)
-        cut = tuple((dim, name) for name, _, _, dim in axes if dim >= 0)
-        held.append(HeldChunk(meta, offsets, lengths, whole_on, replica, replicas, cut))
-    return held
+    rank = list(product(*map(range, mesh))).index(place)
+    named = {
+        meta: tuple((dim, axis) for axis, dim in zip("rst", cuts[meta.name], strict=True) if dim >= 0) for meta in metas
+    }
+    return held_on(dict(zip("rst", mesh, strict=True)), rank, named)
 
 
 @given(sharded(), st.sampled_from([64, BLOCK_BYTES]), st.data())

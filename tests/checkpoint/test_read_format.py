@@ -46,12 +46,11 @@ from trainer.checkpoint.format.records import (
     StoredTensor,
     TensorGroup,
     encode,
-    seal,
-    unseal,
 )
 from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import Config
 from trainer.metrics import RunLog
+from trainer.sealed import seal, unseal
 from trainer.storage import ObjectStore
 from trainer.storage.local import LocalStore
 

@@ -9,7 +9,7 @@ import torch
 
 from lustrain.problem import UserError
 from tests.checkpoint.loading import NEW, Counting, load_alone
-from tests.checkpoint.written import Cut, assert_same, held_on, rewrite_manifest, store_part, write_sharded
+from tests.checkpoint.written import Cut, assert_same, cuts_of, held_on, rewrite_manifest, store_part, write_sharded
 from trainer.checkpoint.format.layout import index_key
 from trainer.checkpoint.format.records import BLOCK_BYTES, decode_index
 from trainer.checkpoint.load.assemble import Region, cut
@@ -37,7 +37,7 @@ def test_rank_reads_its_share_and_the_indexes_of_its_chunks(store: LocalStore) -
     state = training_state(ROWS)
     manifest = write_sharded(store, NEW.step, MESH, state)
     for rank in range(3):
-        held = held_on(MESH, rank, state)
+        held = held_on(MESH, rank, cuts_of(state))
         regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths, chunk.tensor.shape) for chunk in held}
         counting = Counting(store.uri)
         read = read_checkpoint(Places(counting), manifest, want=regions.__getitem__, on_event=ignore_event)

@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lustrain.problem import UserError
 from tests.checkpoint.stores import FlippedOnce, Stuttering
 from trainer.checkpoint.format.layout import LEASE, ManifestId
-from trainer.checkpoint.format.records import DamagedRecordError, Manifest, NewerFormatError, encode, seal
+from trainer.checkpoint.format.records import Manifest, NewerFormatError, encode
 from trainer.checkpoint.lineage.lease import Lease, LeaseRecord, LineageEntry, live_manifests, read_lease
 from trainer.errors import LostRunError
+from trainer.sealed import DamagedRecordError, seal
 from trainer.storage import ObjectStore
 
 

@@ -19,7 +19,7 @@ from lustrain.problem import UserError
 from tests.checkpoint.saving import sample_tensors
 from tests.checkpoint.written import raw_bytes
 from trainer.checkpoint.format.records import ALIGN
-from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory
+from trainer.checkpoint.save.stage import Staged, Staging, StagingError
 from trainer.parallel.shards import Axis
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.uint8]
@@ -139,13 +139,6 @@ def test_tensor_without_bytes_of_its_own_is_refused_by_name(staging: Staging, ki
         with pytest.raises(UserError) as refused:
             call({**sample_tensors(), "x": tensor})
         assert [line.path for line in refused.value.problems] == ["x"]
-
-
-def test_available_memory_is_no_more_than_the_machine_has() -> None:
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = available_memory()
-    assert free is not None
-    assert 0 < free <= machine
 
 
 def test_closing_gives_back_memory_descriptors_and_threads() -> None:

@@ -120,13 +120,14 @@ def write_checkpoint(
     return manifest
 
 
-def held_on(mesh: Mapping[str, int], rank: int, tensors: Mapping[str, Cut]) -> list[HeldChunk]:
-    """What a rank of this mesh holds of tensors that these axes cut."""
+def held_on(
+    mesh: Mapping[str, int], rank: int, tensors: Mapping[TensorMeta, tuple[tuple[int, str], ...]]
+) -> list[HeldChunk]:
+    """What a rank of this mesh holds of tensors that these pairs of a dimension and an axis cut."""
     place = list(product(*map(range, mesh.values())))[rank]
     at = dict(zip(mesh, place, strict=True))
     held = []
-    for name, (tensor, cuts) in tensors.items():
-        meta = TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
+    for meta, cuts in tensors.items():
         offsets, lengths = chunk_of(meta.shape, [(dim, mesh[axis], at[axis]) for dim, axis in cuts])
         others = tuple(axis for axis in mesh if axis not in {axis for _, axis in cuts})
         replica, replicas = 0, 1
@@ -136,18 +137,26 @@ def held_on(mesh: Mapping[str, int], rank: int, tensors: Mapping[str, Cut]) -> l
     return held
 
 
+def cuts_of(state: Mapping[str, Cut]) -> dict[TensorMeta, tuple[tuple[int, str], ...]]:
+    """The same without the elements."""
+    return {
+        TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size()): cuts
+        for name, (tensor, cuts) in state.items()
+    }
+
+
 def write_sharded(store: ObjectStore, step: int, mesh: Mapping[str, int], tensors: Mapping[str, Cut]) -> Manifest:
     """What the ranks of this mesh store of tensors that its axes cut, laid out as our saver does."""
     attempt = attempt_name(1, step, "0123abcd")
     parts = []
     for rank in range(prod(mesh.values())):
-        entries = plan_chunks(held_on(mesh, rank, tensors), sharded=True)
+        entries = plan_chunks(held_on(mesh, rank, cuts_of(tensors)), sharded=True)
         logical = bytearray(data_size(entries))
         for entry in entries:
             at = tuple(slice(begin, begin + length) for begin, length in zip(entry.offsets, entry.lengths, strict=True))
             logical[entry.start : entry.start + entry.size] = raw_bytes(tensors[entry.name][0][at])
         parts.append(store_part(store, attempt, rank, entries, logical))
-    layout = mesh_layout(held_on(mesh, 0, tensors), [MeshAxis(*axis) for axis in mesh.items()])
+    layout = mesh_layout(held_on(mesh, 0, cuts_of(tensors)), [MeshAxis(*axis) for axis in mesh.items()])
     manifest = Manifest(1, step, attempt, None, len(parts), "2026-01-02T03:04:05Z", tuple(parts), layout=layout)
     store.put(manifest.id.key, encode(manifest), if_absent=True)
     return manifest

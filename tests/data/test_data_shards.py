@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from lustrain.problem import UserError
 from tests.data.making import document_ends, made, prose, stream, write_lines
 from tests.trainer.token_sets import write_shards
-from trainer.checkpoint.format.records import DamagedRecordError, unseal
 from trainer.data import verified
 from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index, dtype_for, encode_index
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.data.verified import Ranks
+from trainer.sealed import DamagedRecordError, unseal, with_checksum
 
 
 def write_set(folder: Path, sizes: list[int], vocab_size: int = 257) -> np.ndarray:
@@ -335,8 +335,8 @@ def test_an_index_with_a_flipped_bit_is_never_used(place: int, value: int) -> No
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     write_set(tmp_path, [100])
-    body = json.loads((tmp_path / INDEX).read_text())
-    (tmp_path / INDEX).write_text(json.dumps({**body, "format": 2, "new": True}))
+    body = unseal((tmp_path / INDEX).read_bytes())
+    (tmp_path / INDEX).write_text(json.dumps(with_checksum({**body, "format": 2, "new": True})))
     with pytest.raises(UserError, match="upgrade lustrain"):
         open_set(tmp_path)
 

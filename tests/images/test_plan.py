@@ -185,12 +185,9 @@ def test_what_no_image_can_come_of_is_refused(flags: dict[str, Any], told: str) 
         ({"netrc": "/nowhere"}, "--netrc", "does not exist"),
         ({"netrc": "/"}, "--netrc", "is a folder"),
         ({"netrc": "/dev/null"}, "--netrc", "is not a file"),
-        ({"platform": "linux/arm64"}, "platform", "images/locks/torch-cpu.lock is made for x86_64"),
-        ({"platform": "windows/amd64"}, "platform", "is not built"),
-        ({"platform": "linux/arm64", "target": "gaudi", **GAUDI}, "platform", "is not built"),
     ],
 )
-def test_a_file_or_a_platform_is_refused_with_the_reason(flags: dict[str, Any], path: str, why: str) -> None:
+def test_a_secrets_file_is_refused_with_the_reason(flags: dict[str, Any], path: str, why: str) -> None:
     with pytest.raises(UserError) as caught:
         made(**flags)
     assert [(one.path, one.why) for one in caught.value.problems] == [(path, why)]

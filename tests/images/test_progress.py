@@ -60,7 +60,7 @@ def test_in_between_a_line_comes_now_and_then_with_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(5.0, ""), (12.0, "x: 1 step done, in 0:12\n")], ids=["short", "long"]
+    ("seconds", "expected"), [(5.0, ""), (12.0, "x: 1 step done, in 12s\n")], ids=["short", "long"]
 )
 def test_short_build_is_silent_a_long_one_ends_with_its_steps(seconds: float, expected: str) -> None:
     stream, clock = io.StringIO(), Clock()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +33,7 @@ class PrinterBackend:
     own_flags = ("queue",)
     uses_groups = True
     scheduler_can_replace_nodes = False
+    supervised_by_caller = False
     refusal: int | None = None
 
     def serves(self, cluster: Cluster) -> bool:
@@ -145,6 +149,20 @@ def test_refused_resume_leaves_the_run_registered(
     with pytest.raises(UserError):
         submit(request_to_print, BACKEND, tmp_path, {}, resume=True)
     assert (Path(request_to_print.run) / REQUEST).exists()
+
+
+@pytest.mark.parametrize("supervises", [True, False])
+def test_resume_beside_its_supervisor_is_refused(
+    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervises: bool
+) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    monkeypatch.setattr(BACKEND, "supervised_by_caller", supervises)
+    with subprocess.Popen([sys.executable, "-c", "input()", "train"], stdin=subprocess.PIPE) as supervisor:
+        record = Path(request_to_print.run) / REQUEST
+        record.write_text(json.dumps({**json.loads(record.read_text()), "pid": supervisor.pid}))
+        with pytest.raises(UserError) if supervises else nullcontext():
+            submit(request_to_print, BACKEND, tmp_path, {}, resume=True)
+        supervisor.communicate(b"\n")
 
 
 def test_resume_through_a_link_is_refused(request_to_print: RunRequest, tmp_path: Path) -> None:

@@ -264,10 +264,7 @@ def test_setting_of_ddp_beside_shards_is_one_line(tmp_path: Path) -> None:
 def test_a_batch_without_whole_micro_batches_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         request_of(tmp_path, None, {"global_batch": 5})
-    (only,) = caught.value.problems
-    assert only.startswith(
-        "train.global_batch = 5: is not a multiple of train.micro_batch = 2; allowed: multiples of 2"
-    )
+    assert [line.path for line in caught.value.problems] == ["train.global_batch"]
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_line_has_step_loss_rate_speed_standstill_and_time_to_go() -> None:
     sink.step(record(1))
     sink.step(record(2, eval_loss=4.5))
     assert stream.getvalue().splitlines() == [
-        "step    1/1000  loss 4.9900  lr 3.00e-04  12.3k tok/s  blocked 0.00 s  ETA 8:20",
-        "step    2/1000  loss 4.9800  eval 4.5000  lr 3.00e-04  12.3k tok/s  blocked 0.25 s  ETA 8:19",
+        "step    1/1000  loss 4.9900  lr 3.00e-04  12.3k tok/s  blocked 0.00 s  ETA 8m 20s",
+        "step    2/1000  loss 4.9800  eval 4.5000  lr 3.00e-04  12.3k tok/s  blocked 0.25 s  ETA 8m 19s",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +16,17 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError
-from tests.sharded import first_of
+from tests.sharded import LlamaSource, first_of
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
 from trainer.config import Config, ParallelConfig, PrecisionConfig, TaskConfig
+from trainer.memory import Memory, available_memory, host_memory
 from trainer.parallel import World
 from trainer.parallel.fsdp import Sharded
 from trainer.parallel.mesh import ParallelDims
 from trainer.parallel.shards import local_chunk
 from trainer.run import footprint
-from trainer.run.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
+from trainer.run.footprint import NoMemoryError, check_memory, report_lack_of_memory
 from trainer.tasks import Footprint, make_task
 from trainer.tasks.models import llama, patchnet
 
@@ -167,31 +169,9 @@ def test_8b_on_40_gb_is_refused_without_chunks(
         check_memory(config, task.footprint(1024), world, {}, built_whole=False)
 
 
-class Shaped:
-    """The part of a Task that makes a Llama, without data."""
-
-    def __init__(self, shape: llama.LlamaShape) -> None:
-        self.shape = shape
-
-    def build_model(self) -> nn.Module:
-        raise NotImplementedError
-
-    def empty_model(self) -> nn.Module:
-        return llama.empty(self.shape, length=8)
-
-    def initialise(self, model: nn.Module) -> None:
-        """Leave the weights as they are: memory that is not written takes none."""
-
-    def blocks(self, model: Any) -> list[nn.Module]:
-        return list(model.blocks)
-
-    def tensor_plan(self, model: Any) -> Any:
-        return llama.tensor_plan(model)
-
-
 def bytes_of_weights(shape: llama.LlamaShape, shard: int, tensor: int) -> int:
     """What torch allocates for the weights of one rank."""
-    source, ranks = Shaped(shape), shard * tensor
+    source, ranks = LlamaSource(shape), shard * tensor
     with first_of(ranks):
         world = World(0, ranks, 0, torch.device("cpu"), HashStore())
         strategy = Sharded(ParallelConfig(), PrecisionConfig(), world, ParallelDims(1, shard, 0, tensor))
@@ -242,6 +222,10 @@ def test_the_lowest_limit_from_the_own_group_up_counts_with_swap(tmp_path: Path)
     ):
         own.write_text(f"4:memory:/old\n0::{path}\n")
         assert total() == expected
+    own.write_text("0::/system.slice/job_7/step_0\n")
+    (job / "memory.current").write_text("4000\n")
+    (job / "memory.stat").write_text("anon 2000\ninactive_file 904\n")
+    assert available_memory(meminfo, own, groups) == 1000
     assert host_memory(tmp_path / "elsewhere", own, groups) is None
 
 
@@ -303,3 +287,10 @@ def test_a_limit_of_control_groups_of_version_1_counts(tmp_path: Path) -> None:
     found = host_memory(meminfo, own, groups)
     assert found is not None
     assert found.total == 4096
+
+
+def test_available_memory_is_no_more_than_the_machine_has() -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = available_memory()
+    assert free is not None
+    assert 0 < free <= machine

@@ -15,15 +15,14 @@ once, and the bytes when the last map is gone.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.file_lock import hold_lock
 from lustrain.problem import UserError, problem
 from trainer.data.index import Index, Shard
 from trainer.storage import CorruptObjectError, ObjectStore
@@ -76,7 +75,7 @@ class ShardCache:
             return target
         name = target.with_name(target.name + ".part")
         try:
-            with locked(name) as part:
+            with hold_lock(name) as part:
                 try:
                     if not _has(target, size):
                         self._make_room(size)
@@ -90,7 +89,7 @@ class ShardCache:
 
     def _make_room(self, size: int) -> None:
         """Remove files of other sets, least recently opened first, until `size` more bytes fit."""
-        with locked(self._folder / "evict.lock"):
+        with hold_lock(self._folder / "evict.lock"):
             files = {}
             for path in self._folder.glob("*/*.tok"):
                 with suppress(FileNotFoundError):
@@ -119,28 +118,6 @@ def _download(store: ObjectStore, shard: Shard, part: int, size: int) -> None:
     why = f"arrives with checksum {checksum:016x}, the index says {shard.crc64nvme:016x}"
     name = f"{store.uri.rstrip('/')}/{shard.tokens_key}"
     raise CorruptObjectError(problem("shard", name, why, fix="restore the shard, or tokenize the input again"))
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Open the file at `path` and lock it for this process alone."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            # The last holder of the lock may have renamed or removed the file while this process waited.
-            if _inode(path) == os.fstat(fd).st_ino:
-                yield fd
-                return
-        finally:
-            os.close(fd)
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
 
 
 def _has(path: Path, size: int) -> bool:

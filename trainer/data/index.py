@@ -1,8 +1,7 @@
 """The record that makes a token set: what its shards hold, down to the last bit. Pure data and its JSON.
 
-`index.json` carries the checksum of its own canonical JSON, as the records of a checkpoint do, so a flipped bit in it
-is found. The set's `checksum` covers ids, boundaries and tokenizer but not where they came from: equal sets have
-equal checksums.
+`index.json` is sealed, as the records of a checkpoint are. The set's `checksum` covers ids, boundaries and tokenizer but
+not where they came from: equal sets have equal checksums.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
+from trainer.sealed import DamagedRecordError, canonical, unseal, with_checksum
 from trainer.storage import ObjectMissingError, ObjectStore
 
 FORMAT = 1
@@ -80,7 +79,7 @@ class Index:
     @cached_property
     def checksum(self) -> str:
         """SHA-256 (hex) of everything that a reader of the ids can notice."""
-        return hashlib.sha256(_canonical(_content(self))).hexdigest()
+        return hashlib.sha256(canonical(_content(self))).hexdigest()
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -100,28 +99,21 @@ def encode_index(index: Index) -> bytes:
         "checksum": index.checksum,
         "made_from": index.made_from,
     }
-    return json.dumps({**body, "record_crc64nvme": f"{crc64nvme(_canonical(body)):016x}"}, indent=1).encode() + b"\n"
+    return json.dumps(with_checksum(body), indent=1).encode() + b"\n"
 
 
 def decode_index(raw: bytes, uri: str) -> Index:
     """Return the index in `raw`; UserError if it is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise UserError(_damaged(uri, "not JSON")) from error
-    if not isinstance(body, dict) or body.get("kind") != _KIND:
+        body = unseal(raw)
+    except DamagedRecordError as error:
+        raise UserError(_damaged(uri, str(error))) from error
+    if body.get("kind") != _KIND:
         raise UserError(_damaged(uri, "not the index of a token set"))
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
         why = f"its index has format {version}, written by a newer Lustrain"
         raise UserError(problem("token set", uri, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
-    claimed = body.pop("record_crc64nvme", None)
-    try:
-        checksum = f"{crc64nvme(_canonical(body)):016x}"
-    except ValueError as error:
-        raise UserError(_damaged(uri, "holds NaN or an infinity")) from error
-    if claimed != checksum:
-        raise UserError(_damaged(uri, f"checksum {checksum}, but it records {claimed}"))
     try:
         return _index(body)
     except (KeyError, TypeError, ValueError) as error:
@@ -193,10 +185,6 @@ def _content(index: Index) -> dict[str, Any]:
         "tokenizer": {"kind": index.tokenizer_kind, "hash": index.tokenizer_hash},
         "splits": splits,
     }
-
-
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _damaged(uri: str, why: str) -> str:

@@ -26,8 +26,8 @@ from typing import TypeVar
 from awscrt.checksums import crc64nvme
 
 from lustrain.background import BackgroundThread
+from lustrain.file_lock import hold_lock
 from lustrain.problem import UserError, problem
-from trainer.data.cache import locked
 from trainer.data.index import Shard
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Verifier:
         unfinished = marker.with_suffix(".part")
         if marker.exists():
             return
-        with locked(unfinished):
+        with hold_lock(unfinished):
             try:
                 if not marker.exists() and self._is_whole(path, shard):
                     unfinished.replace(marker)

@@ -90,14 +90,13 @@ class QueueReader:
         rebalance: bool,
         on_notice: Callable[[Notice], None],
         on_event: OnEvent,
-        connect: Callable[[str], SQSClient] = connect,
         wait_s: int = WAIT_S,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`nodes`: the host of each instance of this run. `on_notice` gets a notice for each of them that is taken away."""
         self._url, self._nodes, self._rebalance = url, nodes, rebalance
-        self._on_notice, self._connect, self._wait_s = on_notice, connect, wait_s
+        self._on_notice, self._wait_s = on_notice, wait_s
         self._wall_clock, self._monotonic = wall_clock, monotonic
         self._outage = Outage("queue", on_event)
         self._client: SQSClient | None = None
@@ -165,7 +164,7 @@ class QueueReader:
             return None
         try:
             if self._client is None:
-                self._client = self._connect(self._url)
+                self._client = connect(self._url)
             answer = self._client.receive_message(
                 QueueUrl=self._url,
                 MaxNumberOfMessages=MESSAGES,

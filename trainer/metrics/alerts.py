@@ -31,21 +31,21 @@ class Firing:
     ended: float
 
 
-def read_firings(address: str, run: str, began: float, ended: float, *, name: str = "--prometheus") -> list[Firing]:
+def read_firings(address: str, run: str, began: float, ended: float) -> list[Firing]:
     """Ask the Prometheus at `address` which alerts fired about this run, nodes or file systems between two Unix times.
 
-    UserError, about the setting `name`, where the address is none, does not answer, or is no Prometheus.
+    UserError, about --prometheus, where the address is none, does not answer, or is no Prometheus.
     """
     step_s = float(max(1, math.ceil((ended - began) / POINTS)))
     # What is not about a run has no such label: nodes and file systems.
     about = json.dumps(f"{re.escape(run)}|", ensure_ascii=False)
     words = {"query": f'ALERTS{{alertstate="firing",run=~{about}}}', "start": began, "end": ended, "step": step_s}
-    series = query(address, "query_range", words, name=name)
+    series = query(address, "query_range", words)
     try:
         return firings(series, step_s)
     except (LookupError, TypeError, ValueError) as error:
         why = f"answers, but not as a Prometheus does ({error!r})"
-        raise UserError(problem(name, address, why, fix=FIX)) from None
+        raise UserError(problem("--prometheus", address, why, fix=FIX)) from None
 
 
 def firings(series: Sequence[Mapping[str, Any]], step_s: float) -> list[Firing]:
@@ -66,13 +66,15 @@ def names(periods: Sequence[Firing]) -> list[str]:
     return list(dict.fromkeys(one.alert for one in periods))
 
 
-def query(address: str, kind: str, words: Mapping[str, Any], *, name: str = "--prometheus") -> list[Any]:
+def query(address: str, kind: str, words: Mapping[str, Any]) -> list[Any]:
     """Return the series that the Prometheus at `address` answers to a query with; `kind` is `query` or `query_range`.
 
-    UserError, about the setting `name`, where the address is none, does not answer, or is no Prometheus.
+    UserError, about --prometheus, where the address is none, does not answer, or is no Prometheus.
     """
     if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", address):
-        raise UserError(problem(name, address, "is no address of a Prometheus", allowed="like http://localhost:9090"))
+        raise UserError(
+            problem("--prometheus", address, "is no address of a Prometheus", allowed="like http://localhost:9090")
+        )
     url = f"{address.rstrip('/')}/api/v1/{kind}?{urllib.parse.urlencode(words)}"
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
@@ -84,4 +86,4 @@ def query(address: str, kind: str, words: Mapping[str, Any], *, name: str = "--p
         why = f"answers {error.code} {error.reason}"
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         why = f"does not answer as a Prometheus does ({getattr(error, 'reason', error)})"
-    raise UserError(problem(name, address, why, fix=FIX))
+    raise UserError(problem("--prometheus", address, why, fix=FIX))

@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 READ_THREADS = 8
 """Parts are small; several requests at once hide the latency of each."""
 
-OnProblem = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Attempt:
@@ -34,53 +32,49 @@ class Attempt:
     """Times of its first and last step record."""
 
 
-def read_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+def read_steps(store: ObjectStore) -> list[dict[str, Any]]:
     """Read the step records of the run's history, by step: for each step the record of the attempt that counts."""
-    return read_history(store, on_problem=on_problem)[0]
+    return read_history(store)[0]
 
 
-def last_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+def last_steps(store: ObjectStore) -> list[dict[str, Any]]:
     """Read the newest attempt's last step records alone, at most one part of its log; empty where none is durable yet."""
     parts = parts_of(store, STEPS)
     for generation in sorted(parts, reverse=True):
-        if records := read_part(store, parts[generation][-1], on_problem):
+        if records := read_part(store, parts[generation][-1]):
             return records
     return []
 
 
-def read_history(
-    store: ObjectStore, *, on_problem: OnProblem = log.warning
-) -> tuple[list[dict[str, Any]], list[Attempt]]:
+def read_history(store: ObjectStore) -> tuple[list[dict[str, Any]], list[Attempt]]:
     """Read the step records as `read_steps` does, and every attempt that logged a step, oldest first."""
-    by_generation = read_generations(store, on_problem=on_problem)
+    by_generation = read_generations(store)
     attempts = [_attempt(generation, by_generation[generation]) for generation in sorted(by_generation)]
     return merge_steps(by_generation), attempts
 
 
-def read_generations(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> dict[int, list[dict[str, Any]]]:
+def read_generations(store: ObjectStore) -> dict[int, list[dict[str, Any]]]:
     """Read all step records, by the lease generation that computed them, also those that were done over."""
-    return _by_generation(store, STEPS, on_problem)
+    return _by_generation(store, STEPS)
 
 
-def iterate_generations(
-    store: ObjectStore, *, before: int, on_problem: OnProblem = log.warning
-) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
+def iterate_generations(store: ObjectStore, *, before: int) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
     """Yield each generation older than `before`, oldest first, with its step records, of which few are in memory at a time."""
     for generation, keys in sorted(parts_of(store, STEPS).items()):
         if generation < before:
-            yield generation, _iterate_parts(store, keys, on_problem)
+            yield generation, _iterate_parts(store, keys)
 
 
-def _iterate_parts(store: ObjectStore, keys: Sequence[str], on_problem: OnProblem) -> Iterator[dict[str, Any]]:
+def _iterate_parts(store: ObjectStore, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
     with ThreadPoolExecutor(READ_THREADS) as pool:
         for first in range(0, len(keys), READ_THREADS):
-            for records in pool.map(lambda key: read_part(store, key, on_problem), keys[first : first + READ_THREADS]):
+            for records in pool.map(lambda key: read_part(store, key), keys[first : first + READ_THREADS]):
                 yield from records
 
 
-def read_events(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+def read_events(store: ObjectStore) -> list[dict[str, Any]]:
     """All events, by attempt and in the order in which each attempt logged them (clocks may disagree between attempts)."""
-    by_generation = _by_generation(store, EVENTS, on_problem)
+    by_generation = _by_generation(store, EVENTS)
     return [record for generation in sorted(by_generation) for record in by_generation[generation]]
 
 
@@ -99,7 +93,7 @@ def merge_steps(by_generation: Mapping[int, Iterable[Mapping[str, Any]]]) -> lis
     return [history[step] for step in sorted(history)]
 
 
-def parse_part(key: str, body: bytes, on_problem: OnProblem) -> list[dict[str, Any]]:
+def parse_part(key: str, body: bytes, on_problem: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the records of one part; a damaged line (half-written, flipped bits) is reported by number and left out."""
     records = []
     for number, line in enumerate(body.splitlines(), start=1):
@@ -123,20 +117,20 @@ def parts_of(store: ObjectStore, prefix: str) -> dict[int, list[str]]:
     return parts
 
 
-def read_part(store: ObjectStore, key: str, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+def read_part(store: ObjectStore, key: str) -> list[dict[str, Any]]:
     """Read the records of one part; none where it is gone."""
     try:
-        return parse_part(key, store.read(key)[0], on_problem)
+        return parse_part(key, store.read(key)[0], log.warning)
     except ObjectMissingError:
-        on_problem(f"{key}: listed, but gone when it was read")
+        log.warning("%s: listed, but gone when it was read", key)
         return []
 
 
-def _by_generation(store: ObjectStore, prefix: str, on_problem: OnProblem) -> dict[int, list[dict[str, Any]]]:
+def _by_generation(store: ObjectStore, prefix: str) -> dict[int, list[dict[str, Any]]]:
     parts = [(generation, key) for generation, keys in parts_of(store, prefix).items() for key in keys]
     by_generation: dict[int, list[dict[str, Any]]] = defaultdict(list)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = pool.map(lambda part: read_part(store, part[1], on_problem), parts)
+        read = pool.map(lambda part: read_part(store, part[1]), parts)
         for (generation, _), records in zip(parts, read, strict=True):
             by_generation[generation] += records
     return {generation: records for generation, records in by_generation.items() if records}

@@ -54,11 +54,6 @@ class ParallelDims:
         return self.shard * self.tensor
 
     @property
-    def rank_in_replica(self) -> int:
-        """Which part of the model this rank holds."""
-        return self.rank % self.replica_size
-
-    @property
     def axes(self) -> Sequence[Axis]:
         """The mesh with this rank's place in it; without tensor parallelism there is no such axis."""
         axes = [

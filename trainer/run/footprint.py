@@ -9,16 +9,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, amount_text
-from trainer.checkpoint.save.stage import available_memory
 from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_FAILURE
+from trainer.memory import Memory, gpu_memory, host_memory
 from trainer.parallel import World
 from trainer.parallel.mesh import ParallelDims
 from trainer.tasks import Footprint
@@ -29,15 +27,6 @@ GRADIENT_BYTES = 4
 """Of these: there is none while a step's first micro-batch goes forward, unless DDP has its buckets."""
 BUILT_BYTES = 4
 """Per parameter: each rank makes the model on the CPU in fp32 where it holds all of it, or the Task has no `empty_model`."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of the host or of one GPU: all there is, and what is free now."""
-
-    name: str
-    total: int
-    free: int
 
 
 class NoMemoryError(UserError):
@@ -118,56 +107,6 @@ def _require(
         allowed = f"<= {fits}" if fits else ""
         line = problem("train.micro_batch", micro, why, allowed=allowed, fix=f"lower it, or {need.remedy}")
     raise UserError(line, EXIT_CONFIG if needed > memory.total else EXIT_FAILURE)
-
-
-def host_memory(
-    meminfo: Path = Path("/proc/meminfo"),
-    own_cgroup: Path = Path("/proc/self/cgroup"),
-    cgroups: Path = Path("/sys/fs/cgroup"),
-) -> Memory | None:
-    """Memory with its swap, or a control group's limit where that is lower; None where the kernel does not say."""
-    free = available_memory()
-    try:
-        kib = {name: int(value.split()[0]) for name, _, value in _rows(meminfo)}
-        total, swap = kib["MemTotal"] * 1024, kib.get("SwapTotal", 0) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
-    total = min([total + swap, *_limits(own_cgroup, cgroups)])
-    swap_free = kib.get("SwapFree", 0) * 1024
-    return Memory("this machine", total, min(total, (total if free is None else free) + swap_free))
-
-
-def _limits(own_cgroup: Path, cgroups: Path) -> list[int]:
-    """Memory limits in bytes of this process's control group and of each above it; one without a limit says `max`, or in
-    version 1 a number that is more than any memory.
-
-    Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
-    """
-    lines = own_cgroup.read_text().splitlines() if own_cgroup.exists() else []
-    rows = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    files = []
-    for number, controllers, path in rows:
-        first = "memory" in controllers.split(",")
-        if not first and number != "0":
-            continue
-        root, name = (cgroups / "memory", "memory.limit_in_bytes") if first else (cgroups, "memory.max")
-        # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
-        own = root if ".." in Path(path).parts else root / path.lstrip("/")
-        files += [folder / name for folder in (own, *own.parents) if folder.is_relative_to(root)]
-    limits = [file.read_text().strip() for file in files if file.exists()]
-    return [int(limit) for limit in limits if limit.isdecimal()]
-
-
-def _rows(meminfo: Path) -> list[tuple[str, str, str]]:
-    return [line.partition(":") for line in meminfo.read_text().splitlines()]
-
-
-def gpu_memory(device: torch.device) -> Memory | None:
-    """Return the memory of a rank's GPU; None for the CPU."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    return Memory(f"GPU {device.index or 0}", total, free)
 
 
 @contextmanager

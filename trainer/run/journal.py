@@ -87,7 +87,7 @@ def begin(store: ObjectStore, nodes: Sequence[str], by: str, idle: Sequence[str]
     number = records[-1]["attempt"] + 1 if records else 1
     body = {"version": VERSION, "attempt": number, "nodes": list(nodes), "by": by, "started": time.time()}
     body |= {"idle": list(idle)} if idle else {}
-    encoded = _encode(body)
+    encoded = encode_record(body)
     try:
         store.put(attempt_key(number), encoded, if_absent=True)
     except PreconditionError:
@@ -108,7 +108,7 @@ def finish(store: ObjectStore, number: int, code: int | None) -> dict[str, Any]:
         return record
     record |= {"ended": time.time(), "code": code} | launch_result(store, record) | node_reports(store, record)
     try:
-        store.put(attempt_key(number), _encode(record), if_match=etag)
+        store.put(attempt_key(number), encode_record(record), if_match=etag)
     except PreconditionError:
         # The next launcher took this one for dead, and has recorded the end already.
         return _record(store, attempt_key(number))[0]
@@ -120,7 +120,7 @@ def put_node_exit(uri: str, attempt: int, node: int, code: int, local_code: int,
     store = open_store(uri, name="run.uri")
     ended = {"code": code, "own": local_code, "silent": lost_nodes, "said": error}
     body = {"version": VERSION, "node": node, **ended}
-    store.put(end_key(attempt, node), _encode(body))
+    store.put(end_key(attempt, node), encode_record(body))
 
 
 def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,6 +218,11 @@ def unix(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+def encode_record(body: Mapping[str, Any]) -> bytes:
+    """Return a launcher's record as it is stored, for people to read as well."""
+    return json.dumps(body, indent=1).encode() + b"\n"
+
+
 def _record(store: ObjectStore, key: str) -> tuple[dict[str, Any], str]:
     body, etag = store.read(key)
     try:
@@ -228,10 +233,6 @@ def _record(store: ObjectStore, key: str) -> tuple[dict[str, Any], str]:
         why = "is not a record of a launcher that this version knows"
         raise UserError(problem("object", f"{store.uri.rstrip('/')}/{key}", why, fix="use the Lustrain that wrote it"))
     return record, etag
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, indent=1).encode() + b"\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

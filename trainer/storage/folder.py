@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lustrain import files
 from lustrain.backoff import JITTER
+from lustrain.file_lock import try_lock
 from lustrain.problem import problem
 from trainer.storage import StorageError
 from trainer.storage.keys import PRIVATE
@@ -56,7 +57,7 @@ class Folder:
         fd = os.open(self.private / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             end = time.monotonic() + LOCK_SECONDS
-            while not _try_lock(fd):
+            while not try_lock(fd):
                 if time.monotonic() > end:
                     why = f"another process has held its lock for {LOCK_SECONDS:.0f} s"
                     fix = "look for a stopped process that uses this folder"
@@ -121,14 +122,6 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
@@ -142,7 +135,7 @@ def _sweep(private: Path, now: float) -> None:
             continue
         try:
             of_this_boot = tmp.name.startswith(f".tmp-{_boot()}-")
-            if (of_this_boot and _try_lock(fd)) or now - os.fstat(fd).st_mtime > STALE_SECONDS:
+            if (of_this_boot and try_lock(fd)) or now - os.fstat(fd).st_mtime > STALE_SECONDS:
                 tmp.unlink(missing_ok=True)
         finally:
             os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -11,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
+from lustrain.file_lock import hold_lock
 from rehearsal.lab.containers.container import docker
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +28,7 @@ def base_tar(cache: Path = CACHE) -> Path:
     """Return a minimal Debian root as a tar; make it again where it is over a day old or was changed."""
     cache.mkdir(parents=True, exist_ok=True)
     tar, seal = cache / f"{SUITE}.tar", cache / f"{SUITE}.tar.sha256"
-    with _alone(cache / ".base.lock"):
+    with hold_lock(cache / ".base.lock"):
         if not _fresh(tar) or not seal.exists() or seal.read_text() != _sha256(tar):
             new = tar.with_suffix(".new")
             environment = {**os.environ, "SOURCE_DATE_EPOCH": _EPOCH}
@@ -63,7 +62,7 @@ def wheels(cache: Path = CACHE) -> Path:
     folder = cache / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
     pin = torch_pin()
-    with _alone(cache / ".wheels.lock"):
+    with hold_lock(cache / ".wheels.lock"):
         if not list(folder.glob(f"torch-{pin}+cpu-cp311-*.whl")):
             command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
             command += ["--only-binary", ":all:", "--python-version", "3.11", "--dest", str(folder)]
@@ -111,11 +110,3 @@ def _fresh(file: Path) -> bool:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold a lock, so that two runs at a time make it once."""
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

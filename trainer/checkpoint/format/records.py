@@ -1,19 +1,16 @@
 """The two JSON records of a checkpoint: a rank's index and the manifest that commits them. Torch-free.
 
-Checksums are CRC-64/NVME (the one S3 stores as x-amz-checksum-crc64nvme), written as 16 hex digits. Both records carry the
-checksum of their own canonical JSON, so that a flipped bit in them is found like one in the data.
+Checksums are CRC-64/NVME (the one S3 stores as x-amz-checksum-crc64nvme), written as 16 hex digits. Both records are sealed.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from awscrt.checksums import crc64nvme
-
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ManifestId
+from trainer.sealed import DamagedRecordError, seal, unseal
 
 FORMAT = 1
 BLOCK_BYTES = 16 << 20
@@ -22,10 +19,6 @@ CODEC = "none"
 """Format 1 has room for codecs of blocks; there is none but this."""
 ALIGN = 4096
 """Every tensor starts on a page, so that a reader may map or read it directly."""
-
-
-class DamagedRecordError(Exception):
-    """The bytes are not a Lustrain record: not JSON, not whole, or not matching their own checksum."""
 
 
 class NewerFormatError(UserError):
@@ -156,29 +149,6 @@ def encode(record: RankIndex | Manifest) -> bytes:
     return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(fields)})
 
 
-def seal(body: dict[str, Any]) -> bytes:
-    """Return canonical JSON of `body` with the checksum of exactly that JSON as one more key, `record_crc64nvme`."""
-    return _canonical({**body, "record_crc64nvme": f"{crc64nvme(_canonical(body)):016x}"})
-
-
-def unseal(raw: bytes) -> dict[str, Any]:
-    """Return the body that was sealed; raises DamagedRecordError when these are not its bytes."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"not JSON: {error}") from error
-    if not isinstance(body, dict) or "record_crc64nvme" not in body:
-        raise DamagedRecordError("not a record: it has no record_crc64nvme")
-    claimed = body.pop("record_crc64nvme")
-    try:
-        actual = f"{crc64nvme(_canonical(body)):016x}"
-    except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"holds a value that JSON cannot hold: {error}") from error
-    if claimed != actual:
-        raise DamagedRecordError(f"checksum {actual}, but the record says {claimed}")
-    return body
-
-
 def decode_index(raw: bytes) -> RankIndex:
     body = _decode(raw, "rank-index")
     try:
@@ -254,10 +224,6 @@ def _mesh_layout(body: dict[str, Any]) -> MeshLayout:
 
 
 _KIND = {RankIndex: "rank-index", Manifest: "manifest"}
-
-
-def _canonical(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _hexed(value: Any) -> Any:

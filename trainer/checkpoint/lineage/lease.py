@@ -18,9 +18,10 @@ from typing import Any
 
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.format.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
+from trainer.checkpoint.format.records import NewerFormatError, decode_manifest
 from trainer.checkpoint.load.parts import read_twice
 from trainer.errors import LostRunError
+from trainer.sealed import DamagedRecordError, seal, unseal
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
 log = logging.getLogger(__name__)

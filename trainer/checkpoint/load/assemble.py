@@ -99,8 +99,8 @@ def _regions(stored: Sequence[StoredTensor], want: Wanted) -> dict[StoredTensor,
             continue
         region = Region((0,) * len(tensor.shape), tensor.shape) if wanted is True else wanted
         if region.shape not in (None, tensor.shape):
-            needed = f"{tensor.dtype}{list(region.shape or ())}"
-            misfits.append(misfit(tensor.name, tensor.dtype, tensor.shape, needed))
+            kind, needed = (f"{tensor.dtype}{list(shape or ())}" for shape in (tensor.shape, region.shape))
+            misfits.append(f"{tensor.name} = {kind} in the checkpoint: does not fit; needed: {needed}")
             continue
         ends = [offset + length for offset, length in zip(region.offsets, region.lengths, strict=True)]
         if len(ends) != len(tensor.shape) or any(end > size for end, size in zip(ends, tensor.shape, strict=True)):
@@ -118,11 +118,6 @@ def _ranks_storing(layout: MeshLayout, regions: Mapping[StoredTensor, Region]) -
             if len(ranks) < ranks_of(layout) and (region := regions.get(tensor)):
                 ranks.update(ranks_storing(layout, group, tensor, region.offsets, region.lengths))
     return ranks
-
-
-def misfit(name: str, dtype: str, shape: Sequence[int], needed: str) -> str:
-    """Return the line about a stored tensor that is of another kind than what it is to be loaded into."""
-    return f"{name} = {dtype}{list(shape)} in the checkpoint: does not fit; needed: {needed}"
 
 
 def rows_holding(entry: Entry, region: Region) -> tuple[Entry, Region]:

@@ -19,7 +19,6 @@ from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import (
     BLOCK_BYTES,
     CODEC,
-    DamagedRecordError,
     Entry,
     Manifest,
     NewerFormatError,
@@ -29,6 +28,7 @@ from trainer.checkpoint.format.records import (
     decode_manifest,
 )
 from trainer.checkpoint.load.memory import fresh_memory
+from trainer.sealed import DamagedRecordError
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
 
 T = TypeVar("T")

@@ -11,10 +11,11 @@ from typing import Any
 from lustrain.problem import problem
 from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.format.records import DamagedRecordError, Manifest, MeshLayout, Part, decode_manifest, encode
+from trainer.checkpoint.format.records import Manifest, MeshLayout, Part, decode_manifest, encode
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import Places, check_parts, read_indexes
 from trainer.checkpoint.save.writer import Stored
+from trainer.sealed import DamagedRecordError
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, PreconditionError, StorageError
 
 

@@ -25,6 +25,10 @@ def young_daly(stall_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * stall_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
 
 
+_FIRST_STALL_S = 1.0
+"""What a save is taken to cost until one was measured."""
+_WARMUP_STEPS = 10
+"""Steps before the first save of a derived interval: earlier ones are slower than those after them."""
 _QUIET_SAVES = 3
 """A store that is busy with saves less than a third of the time has room for pruning and for slow saves."""
 
@@ -35,25 +39,13 @@ class Interval:
     Measured times differ between ranks, so one rank decides and the others follow it.
     """
 
-    def __init__(
-        self,
-        every_steps: int,
-        mtbf_s: float,
-        *,
-        least_s: float = 0.0,
-        first_stall_s: float = 1.0,
-        warmup_steps: int = 10,
-    ) -> None:
-        """`every_steps` = 0 derives the interval; until a stall was measured `first_stall_s` stands in for it.
-
-        A derived interval is never shorter than `least_s`, nor than `_QUIET_SAVES` times what a whole save takes.
-        The first save of a derived interval comes `warmup_steps` steps in at the soonest, when step times mean much.
+    def __init__(self, every_steps: int, mtbf_s: float, *, least_s: float = 0.0) -> None:
+        """`every_steps` = 0 derives the interval, which is never shorter than `least_s`, nor than `_QUIET_SAVES` times what a
+        whole save takes.
         """
         self._every_steps = every_steps
         self._mtbf_s = mtbf_s
         self._least_s = least_s
-        self._first_stall_s = first_stall_s
-        self._warmup_steps = warmup_steps
         self._stall_s: float | None = None
         self._step_s: float | None = None
         self._save_s = 0.0
@@ -81,8 +73,8 @@ class Interval:
         if self._every_steps:
             return self._every_steps
         if self._step_s is None:
-            return self._warmup_steps
-        stall = self._first_stall_s if self._stall_s is None else self._stall_s
+            return _WARMUP_STEPS
+        stall = _FIRST_STALL_S if self._stall_s is None else self._stall_s
         seconds = max(young_daly(max(stall, _SHORTEST_STALL_S), self._mtbf_s), self._least_s)
         seconds = max(seconds, _QUIET_SAVES * self._save_s)
         return max(1, round(seconds / max(self._step_s, _SHORTEST_STEP_S)))
@@ -91,7 +83,7 @@ class Interval:
         """Return whether to save the state after `step`; a fixed interval saves at its multiples or soon after."""
         if self._every_steps:
             return step // self._every_steps > self._last_saved // self._every_steps
-        return step - self._last_saved >= max(self.steps, self._warmup_steps if self._stall_s is None else 1)
+        return step - self._last_saved >= max(self.steps, _WARMUP_STEPS if self._stall_s is None else 1)
 
     def saved(self, step: int) -> None:
         """Record that a save of `step` was begun."""

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.records import Entry, MeshAxis, MeshLayout
+from trainer.memory import available_memory
 from trainer.parallel.shards import Axis, LocalShard, local_shard, require_dense
 from trainer.storage.direct import seal
 
@@ -26,14 +26,6 @@ BATCH_BYTES = 4 << 20
 _ROUND_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
 """linux/mman.h, since Linux 5.14; Python's mmap does not name it."""
-
-_CGROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
-"""Of both versions of control groups: limit and use."""
-_RECLAIMABLE = ("inactive_file", "active_file")
-"""Of a cgroup's memory.stat, https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -272,31 +264,8 @@ class Staging:
         return self._entries
 
 
-def available_memory() -> int | None:
-    """Return the bytes available without swapping or meeting the container's limit; None where that is unknown."""
-    free = []
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
-    for folder, most, now in _CGROUPS:
-        limit, used = _lines(f"{folder}/{most}"), _lines(f"{folder}/{now}")
-        if limit and used and limit[0] != "max":
-            # The kernel frees file pages before it enforces the limit; shared memory is not among them.
-            rows = map(str.split, _lines(f"{folder}/memory.stat"))
-            cached = sum(int(value) for name, value in rows if name in _RECLAIMABLE)
-            free.append(int(limit[0]) - int(used[0]) + cached)
-    return min(free, default=None)
-
-
 def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _rows_of(shard: LocalShard, entry: Entry) -> Tensor:

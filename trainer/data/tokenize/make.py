@@ -8,7 +8,6 @@ begins anew.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.file_lock import try_lock
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress
 from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for, encode_index, read_index
@@ -180,12 +180,10 @@ def _only_one(work: Path) -> Iterator[None]:
         fd = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise UserError(problem("--work", str(work), f"cannot be used: {error.strerror}")) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not try_lock(fd):
         os.close(fd)
         why = "another tokenize is at work on this token set"
-        raise UserError(problem("--work", str(work), why, fix="wait for it, or stop it")) from error
+        raise UserError(problem("--work", str(work), why, fix="wait for it, or stop it"))
     try:
         yield
     except OSError as error:
