@@ -2,6 +2,9 @@
 
 Capacities are in GiB as FSx counts them: a "2.4-TiB file system" is one of 2400 GiB, and 50 MB/s/TiB on it make 120 MB/s
 (https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html, PerUnitStorageThroughput).
+
+Plan, preflight and price go by these numbers, and nothing that runs here could contradict them: the embedded AWS takes any.
+tests/infra/test_catalog.py holds them against AWS's text.
 """
 
 from __future__ import annotations

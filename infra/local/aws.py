@@ -1,4 +1,4 @@
-"""AWS on loopback: moto, completed by `additions`, behind a real threaded HTTP server in its own process.
+"""AWS on loopback: moto, with `additions` and `patches`, behind a real threaded HTTP server in its own process.
 
 It offers every region and every service of moto. `LEFT_OUT` lists its general limits, and `additions.left_out()` the limits
 of each service. Checksums are among them, so integrity is also tested against a real S3 server (tests/lab/servers.py).
@@ -41,7 +41,7 @@ class LocalAws:
 
     @property
     def events(self) -> Events:
-        """The event player: spot notices, ends of capacity blocks, faults of nodes."""
+        """The event player: spot notices, recommendations to rebalance, faults of nodes."""
         return Events(self.control)
 
     def start(self) -> LocalAws:

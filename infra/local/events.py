@@ -1,12 +1,11 @@
-"""The event player: interruptions, faults and maintenance for the machines of the embedded AWS.
+"""The event player: interruptions and faults for the machines of the embedded AWS.
 
 An event is put on the account's event bus, in the form that its service documents, and rules deliver it to their targets;
 the instance, its Auto Scaling group and the node's instance metadata change with it. `Events` is a client for any process;
 the server plays the events and listens for commands on a second port (`LocalAws.control`).
 
-Forms: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html,
-rebalance-recommendations.html and capacity-blocks-monitor.html beside it, and
-https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html.
+Forms: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
+rebalance-recommendations.html beside it.
 """
 
 from __future__ import annotations
@@ -15,17 +14,11 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 NOTICE_SECONDS = 120.0
 """EC2 announces a spot interruption two minutes ahead."""
-RETIREMENT_SECONDS = 14 * 24 * 3600.0
-"""AWS Health names the day of a retirement about two weeks ahead."""
-RETIREMENT = "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED"
 FAULT = "NvidiaErrorTerminate"
-BLOCK_WARNING_SECONDS = 40 * 60.0
-"""EC2 announces the end of a capacity block 40 minutes ahead; its instances begin to terminate 10 minutes later."""
 
 
 @dataclass(frozen=True)
@@ -47,40 +40,9 @@ class Events:
         """Play a rebalance recommendation."""
         return self._play("rebalance", instance=instance, metadata=metadata)
 
-    def health(
-        self,
-        instance: str,
-        in_s: float = RETIREMENT_SECONDS,
-        code: str = RETIREMENT,
-    ) -> dict[str, Any]:
-        """Play a scheduled change of AWS Health that affects the instance, `in_s` seconds from now."""
-        return self._play("health", instance=instance, in_s=in_s, code=code)
-
-    def block(
-        self, reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: datetime
-    ) -> dict[str, Any]:
-        """Play a capacity block that was bought before the cluster and is delivered now."""
-        return self._play(
-            "block",
-            reservation=reservation,
-            instance_type=instance_type,
-            count=count,
-            zone_id=zone_id,
-            region=region,
-            ends_at=ends_at.isoformat(),
-        )
-
-    def block_expiry(self, reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
-        """Play the warning that a capacity block ends `in_s` seconds from now; its instances end 30 minutes before that."""
-        return self._play("block-expiry", reservation=reservation, in_s=in_s)
-
     def node_fault(self, cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:
         """Play a fault that HyperPod detects in a node; with automatic recovery it replaces the node."""
         return self._play("node-fault", cluster=cluster, instance=instance, region=region, fault=fault)
-
-    def node_replacement(self, cluster: str, instance: str, region: str) -> dict[str, Any]:
-        """Play the replacement of a node's machine by HyperPod."""
-        return self._play("node-replacement", cluster=cluster, instance=instance, region=region)
 
     def state(self) -> dict[str, Any]:
         """Return the lifecycle states of the instances in Auto Scaling groups, and the events that were not delivered."""

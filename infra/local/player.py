@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from uuid import uuid4
 
 from moto.autoscaling.models import autoscaling_backends
 from moto.core.exceptions import ServiceException
@@ -18,14 +15,11 @@ from moto.ec2.models import ec2_backends
 from moto.events.models import events_backends
 
 from infra.local.additions.autoscaling import lifecycle
-from infra.local.additions.ec2.capacity import deliver_block, reservations
-from infra.local.additions.eventbridge import put_service_event, undelivered
-from infra.local.additions.hyperpod.nodes import fail_node, replace_node
-from infra.local.events import BLOCK_WARNING_SECONDS, FAULT, NOTICE_SECONDS, RETIREMENT, RETIREMENT_SECONDS, send
+from infra.local.additions.hyperpod.nodes import fail_node
+from infra.local.events import FAULT, NOTICE_SECONDS, send
+from infra.local.patches.eventbridge import put_service_event, undelivered
 
 ACCOUNT = DEFAULT_ACCOUNT_ID
-BLOCK_GRACE_SECONDS = 30 * 60.0
-"""EC2 begins to terminate instances of a block 30 minutes before its end."""
 
 
 def spot(
@@ -69,66 +63,8 @@ def rebalance(instance: str, metadata: str | None = None) -> dict[str, Any]:
     return _describe_instance(moto_instance)
 
 
-def health(instance: str, in_s: float = RETIREMENT_SECONDS, code: str = RETIREMENT) -> dict[str, Any]:
-    """Announce a scheduled change by AWS Health; the instance itself does not change."""
-    moto_instance = _find_running_instance(instance)
-    backend, start_time = moto_instance.ec2_backend, datetime.now(UTC) + timedelta(seconds=in_s)
-    event = f"arn:{backend.partition}:health:{backend.region_name}::event/EC2/{code}/{code}_{uuid4()}"
-    detail = {
-        "eventArn": event,
-        "service": "EC2",
-        "eventTypeCode": code,
-        "eventTypeCategory": "scheduledChange",
-        "eventScopeCode": "ACCOUNT_SPECIFIC",
-        "communicationId": uuid4().hex,
-        "startTime": start_time.strftime("%a, %d %b %Y %H:%M:%S GMT"),
-        "lastUpdatedTime": datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT"),
-        "statusCode": "upcoming",
-        "eventRegion": backend.region_name,
-        "eventDescription": [{"language": "en_US", "latestDescription": f"{code} for {instance}"}],
-        "affectedEntities": [{"entityValue": instance, "status": "IMPAIRED"}],
-        "affectedAccount": backend.account_id,
-        "page": "1",
-        "totalPages": "1",
-    }
-    put_service_event(backend.account_id, backend.region_name, "aws.health", "AWS Health Event", detail, [instance])
-    return {"event": event}
-
-
-def block(reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: str) -> dict[str, Any]:
-    """Deliver a capacity block that was bought before: activate it and announce it."""
-    backend = ec2_backends[ACCOUNT][region]
-    end = datetime.fromisoformat(ends_at)
-    capacity_block = deliver_block(backend, reservation, instance_type, count, zone_id, end)
-    detail = {"capacity-reservation-id": reservation, "end-date": _stamp(end)}
-    _put_ec2_event(backend, "Capacity Block Delivered", detail, [capacity_block.arn])
-    return {"arn": capacity_block.arn}
-
-
-def block_expiry(reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
-    """Announce the end of a block; EC2 reclaims its instances 30 minutes before that end."""
-    for backend in ec2_backends[ACCOUNT].values():
-        capacity_block = reservations(backend).get(reservation)
-        if capacity_block is None:
-            continue
-        if capacity_block.kind != "capacity-block":
-            raise ValueError(f"{reservation} is not a capacity block: only a block has an end to warn of")
-        capacity_block.end = datetime.now(UTC) + timedelta(seconds=in_s)
-        detail = {"capacity-reservation-id": reservation, "end-date": _stamp(capacity_block.end)}
-        _put_ec2_event(backend, "Capacity Block Expiration Warning", detail, [capacity_block.arn])
-        for instance in sorted(capacity_block.used_by):
-            moto_instance = backend.get_instance(instance)
-            _run_later(max(0.0, in_s - BLOCK_GRACE_SECONDS), partial(lifecycle.reclaim_instance, moto_instance))
-        return {"ends": detail["end-date"], "instances": sorted(capacity_block.used_by)}
-    raise ValueError(f"there is no capacity reservation {reservation}")
-
-
 def node_fault(cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:
     return {"instance": fail_node(ACCOUNT, region, cluster, instance, fault)}
-
-
-def node_replacement(cluster: str, instance: str, region: str) -> dict[str, Any]:
-    return {"instance": replace_node(ACCOUNT, region, cluster, instance)}
 
 
 def state() -> dict[str, Any]:
@@ -145,11 +81,7 @@ def state() -> dict[str, Any]:
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "spot": spot,
     "rebalance": rebalance,
-    "health": health,
-    "block": block,
-    "block-expiry": block_expiry,
     "node-fault": node_fault,
-    "node-replacement": node_replacement,
 }
 
 
@@ -226,7 +158,3 @@ def _run_later(seconds: float, action: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

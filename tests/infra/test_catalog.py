@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import tomllib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import moto.ec2
 import pytest
+from botocore.loaders import Loader
 
 import node_setup
-from infra.catalog import refresh
+from infra.catalog import fsx, refresh
 from infra.catalog.botocore_data import regions
 from infra.catalog.instances import SNAPSHOT, Accelerator, instance, snapshot
 from infra.catalog.kubernetes import NEWEST, VERSIONS
@@ -161,3 +164,68 @@ def test_network_is_what_it_carries_without_end(name: str, gbit: float) -> None:
 
 def test_every_gpu_of_a_known_peak_is_in_the_catalogue() -> None:
     assert PEAKS.keys() <= {device.name for found in snapshot().types.values() for device in found.accelerators}
+
+
+@pytest.fixture(scope="module")
+def fsx_says() -> Callable[[str, str], str]:
+    """AWS's text about a member of a shape of FSx's API, which ships with botocore, without markup and commas in numbers."""
+    shapes = Loader().load_service_model("fsx", "service-2")["shapes"]
+
+    def text(shape: str, member: str) -> str:
+        plain = re.sub(r"<[^>]+>", "", str(shapes[shape]["members"][member]["documentation"]))
+        return re.sub(r"(?<=\d),(?=\d{3})", "", re.sub(r"\s+", " ", plain))
+
+    return text
+
+
+def numbers(text: str, before: str, after: str) -> tuple[int, ...]:
+    """The numbers of a text between two phrases."""
+    _, found, rest = text.partition(before)
+    assert found, text
+    return tuple(map(int, re.findall(r"\d+", rest.partition(after)[0])))
+
+
+def test_numbers_of_lustre_are_those_of_awss_api(fsx_says: Callable[[str, str], str]) -> None:
+    """Plan, preflight and the embedded AWS all take these numbers from the catalogue: a wrong one would pass all three."""
+    new = "CreateFileSystemLustreConfiguration"
+    rates = fsx_says(new, "PerUnitStorageThroughput")
+    assert numbers(rates, "For PERSISTENT_2 SSD storage:", "MB/s/TiB") == fsx.PER_TIB_MB_S
+    capacity = numbers(
+        fsx_says("CreateFileSystemRequest", "StorageCapacity"), "SSD storage type", "For PERSISTENT_1 HDD"
+    )
+    assert capacity == (fsx.SMALLEST_GIB, fsx.STEP_GIB, fsx.STEP_GIB)
+    iops = fsx_says("CreateFileSystemLustreMetadataConfiguration", "Iops")
+    *small, step, most = numbers(iops, "For SSD file systems", "For Intelligent-Tiering")
+    assert (*small[:-1], *range(step, most + 1, step)) == fsx.METADATA_IOPS
+    assert numbers(iops, "For Intelligent-Tiering file systems", "Iops doesn") == fsx.TIERED_METADATA_IOPS
+    assert set(numbers(fsx_says(new, "ThroughputCapacity"), "Valid values", "You pay")) == {fsx.TIERED_STEP_MB_S}
+    cache = numbers(fsx_says("LustreReadCacheConfiguration", "SizeGiB"), "minimum of", "of throughput")
+    assert cache == (*fsx.CACHE_GIB, fsx.TIERED_STEP_MB_S)
+    most_mb_s = Loader().load_service_model("fsx", "service-2")["shapes"]["ThroughputCapacityMbps"]["max"]
+    assert most_mb_s == fsx.TIERED_LARGEST_MB_S
+    links = Loader().load_service_model("fsx", "service-2")["operations"]["CreateDataRepositoryAssociation"]
+    assert numbers(links["documentation"], "You can have a maximum of", "data repository") == (fsx.MOST_ASSOCIATIONS,)
+
+
+def test_rates_of_openzfs_are_those_of_awss_api(fsx_says: Callable[[str, str], str]) -> None:
+    """AWS names the second generation in one zone SINGLE_AZ_2 there, SINGLE_AZ_HA_2 in DeploymentType."""
+    rates = fsx_says("CreateFileSystemOpenZFSConfiguration", "ThroughputCapacity")
+    assert numbers(rates, "SINGLE_AZ_2, valid values are", "MBps") == fsx.HOME_MB_S
+
+
+def test_steps_of_efa_and_automatic_iops_are_those_of_the_guide() -> None:
+    """Numbers that only the user guide has, written here a second time, from these pages.
+
+    https://docs.aws.amazon.com/fsx/latest/LustreGuide/increase-storage-capacity.html: multiples of 38400 GiB at 125 MBps/TiB,
+    of 19200 at 250, of 9600 at 500, of 4800 at 1000; read on 2026-11-26.
+    https://docs.aws.amazon.com/fsx/latest/LustreGuide/managing-metadata-performance.html: 1500 IOPS at 1200 GiB, 3000 at 2400,
+    6000 at 4800 to 9600, 12000 at 12000 to 45600, and 12000 for every 24000 GiB from 48000 on.
+    """
+    assert fsx.EFA_STEP_GIB == {125: 38_400, 250: 19_200, 500: 9_600, 1000: 4_800}
+    assert {rate * step // fsx.GIB_PER_TIB for rate, step in fsx.EFA_STEP_GIB.items()} == {fsx.EFA_SMALLEST_MB_S}
+    table = {
+        1_200: 1_500, 2_400: 3_000, 4_800: 6_000, 9_600: 6_000, 12_000: 12_000, 45_600: 12_000,
+        48_000: 24_000, 69_600: 24_000, 72_000: 36_000, 384_000: 192_000, 768_000: 192_000,
+    }  # fmt: skip
+    assert {capacity: fsx.automatic_iops(capacity) for capacity in table} == table
+    assert set(table.values()) <= set(fsx.METADATA_IOPS)

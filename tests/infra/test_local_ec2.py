@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -43,14 +43,6 @@ def launch(network: Network, name: str = "p5.48xlarge", **more: Any) -> dict[str
     return {**request, "NetworkInterfaces": interfaces, **more}
 
 
-def warning_codes(ec2: Any, data: dict[str, Any], name: str = "") -> list[str]:
-    """Create a launch template with `data`; return the codes of EC2's warnings."""
-    template = ec2.create_launch_template(
-        LaunchTemplateName=name or f"t-{datetime.now(UTC).timestamp()}", LaunchTemplateData=data
-    )
-    return [error["Code"] for error in template.get("Warning", {}).get("Errors", [])]
-
-
 def test_efa_only_interfaces_take_no_address(
     network: Network,
 ) -> None:
@@ -72,69 +64,55 @@ def test_efa_only_interfaces_take_no_address(
 
 
 @pytest.mark.parametrize(
-    ("name", "spoiled", "code"),
+    ("spoiled", "code"),
     [
-        ("p5.48xlarge", [interface(0, 0), *(interface(card, 1, "efa") for card in range(33))], "AttachmentLimitExceeded"),
-        ("p6-b300.48xlarge", [interface(0, 0), *(interface(card, 0, "efa") for card in range(17))], "InvalidParameterValue"),
-        ("p5.48xlarge", [interface(0, 0), interface(4, 1, "efa"), interface(4, 1)], "InvalidParameterValue"),
-        ("p5.48xlarge", [interface(0, 0, "efa-only")], "InvalidParameterCombination"),
-        ("p5.48xlarge", [interface(1, 0)], "InvalidParameterValue"),
-        ("p5.48xlarge", [interface(0, 0), interface(32, 0)], "InvalidParameterValue"),
-        ("p5.48xlarge", [interface(0, 0), interface(1, 2)], "InvalidParameterValue"),
-        ("g6e.8xlarge", [interface(0, 0), *(interface(0, n, "efa-only") for n in (1, 2))], "AttachmentLimitExceeded"),
-        ("m5.large", [interface(0, 0), interface(0, 1, "efa")], "InvalidParameterCombination"),
-        ("p6-b300.48xlarge", [interface(0, 0), interface(0, 1, "efa-only")], "InvalidParameterCombination"),
-        ("p5.48xlarge", [interface(0, 0, AssociatePublicIpAddress=True), interface(1, 0)], "InvalidParameterCombination"),
-        ("p5.48xlarge", [interface(0, 0), interface(1, 0, "efb")], "InvalidParameterValue"),
+        ([interface(0, 0), interface(4, 1, "efa"), interface(4, 1)], "InvalidParameterValue"),
+        ([interface(0, 0, AssociatePublicIpAddress=True), interface(1, 0)], "InvalidParameterCombination"),
+        ([interface(0, 0), interface(1, 0, "efb")], "InvalidParameterValue"),
+        ([interface(0, 0), interface(1, 0, "efa-only", PrivateIpAddress="10.0.0.9")], "InvalidParameterCombination"),
     ],
-    ids=[
-        "more EFA than the type has", "a slot of card 0 twice", "two on one slot", "efa-only as primary", "no primary",
-        "a card too many", "a device too many", "two EFA on g6e.8xlarge", "EFA on a type without", "EFA on b300's card 0",
-        "public address with two", "unknown interface type",
-    ],
-)  # fmt: skip
-def test_interfaces_beyond_the_instance_type_are_refused(
-    network: Network, name: str, spoiled: list[dict[str, Any]], code: str
+    ids=["two on one slot", "public address with two", "unknown interface type", "efa-only with an address"],
+)
+def test_interfaces_that_do_not_go_together_are_refused(
+    network: Network, spoiled: list[dict[str, Any]], code: str
 ) -> None:
     spoiled = [{**spec, "Groups": [network.group]} for spec in spoiled]
     spoiled[0]["SubnetId"] = network.subnet
-    request = {**launch(network), "InstanceType": name, "NetworkInterfaces": spoiled}
-    assert refusal(network.ec2.run_instances, **request)[0] == code
-    assert code in warning_codes(network.ec2, {"InstanceType": name, "NetworkInterfaces": spoiled})
+    assert refusal(network.ec2.run_instances, **launch(network, NetworkInterfaces=spoiled))[0] == code
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    "change",
     [
-        ({"IamInstanceProfile": {"Arn": "node"}}, "InvalidParameterValue"),
-        ({"IamInstanceProfile": {"Name": "nobody"}}, "InvalidParameterValue"),
-        ({"Placement": {"GroupName": "nowhere"}}, "InvalidPlacementGroup.Unknown"),
-        ({"ImageId": "resolve:ssm:/aws/service/no-such-image/latest/ami-id"}, "InvalidParameterValue"),
-        ({"ImageId": "ubuntu-22.04"}, "InvalidAMIID.Malformed"),
-        ({"InstanceMarketOptions": {"MarketType": "capacity-block"}}, "InvalidParameterCombination"),
-        ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidParameterCombination"),
+        {"IamInstanceProfile": {"Arn": "node"}},
+        {"IamInstanceProfile": {"Name": "nobody"}},
+        {"Placement": {"GroupName": "nowhere"}},
+        {"ImageId": "resolve:ssm:/aws/service/no-such-image/latest/ami-id"},
+        {"ImageId": "ubuntu-22.04"},
+        {"InstanceMarketOptions": {"MarketType": "capacity-block"}},
+        {"SecurityGroupIds": ["sg-0123456789abcdef0"]},
     ],
+    ids=str,
 )
-def test_template_with_missing_references_is_warned_of(network: Network, change: Any, code: str) -> None:
+def test_group_with_a_flawed_template_is_refused(network: Network, scaling: Any, change: dict[str, Any]) -> None:
     request = launch(network)
     data = {key: request[key] for key in ("ImageId", "InstanceType", "NetworkInterfaces")}
     del data["NetworkInterfaces"][0]["SubnetId"]
-    assert warning_codes(network.ec2, data) == []
-    assert code in warning_codes(network.ec2, {**data, **change})
+    flawed = template(
+        network, f"flawed-{next(iter(change))}-{len(str(change))}", **{"SecurityGroupIds": None, **data, **change}
+    )
+    assert refusal(scaling.create_auto_scaling_group, **group_request(network, "g", flawed))[0] == "ValidationError"
 
 
 def test_launch_into_missing_network_is_refused(aws: LocalAws, network: Network) -> None:
     for members, code in (
         ({"Groups": [Network(aws).group]}, "InvalidParameter"),
         ({"Groups": [MISSING_GROUP]}, "InvalidGroup.NotFound"),
-        ({"Groups": [network.group] * 6}, "SecurityGroupsPerInterfaceLimitExceeded"),
         ({"SubnetId": "subnet-0123456789abcdef0"}, "InvalidSubnetID.NotFound"),
     ):
         request = launch(network)
         request["NetworkInterfaces"][0] |= members
         assert refusal(network.ec2.run_instances, **request)[0] == code
-    unknown = {**launch(network), "InstanceType": "p9.48xlarge"}
-    assert refusal(network.ec2.run_instances, **unknown)[0] == "InvalidParameterValue"
 
 
 def test_launch_into_full_subnet_is_refused(network: Network) -> None:
@@ -156,22 +134,13 @@ def test_malformed_or_long_user_data_is_refused(ec2: Any, text: str, code: str) 
     assert refusal(ec2.create_launch_template, **request)[0] == code
 
 
-def market(kind: str | None, reservation: str) -> dict[str, Any]:
-    target = {"CapacityReservationTarget": {"CapacityReservationId": reservation}}
-    options = {"InstanceMarketOptions": {"MarketType": kind}} if kind else {}
-    return {**options, "CapacityReservationSpecification": target}
-
-
 def test_used_placement_group_cannot_be_deleted(network: Network) -> None:
-    ec2, placement = network.ec2, {"Placement": {"GroupName": "near"}}
+    ec2 = network.ec2
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
     assert refusal(ec2.create_placement_group, GroupName="near")[0] == "InvalidPlacementGroup.Duplicate"
-    assert len(warning_codes(ec2, {"InstanceType": "t3.large", **placement})) == 1
-    block = {"InstanceType": "p5.48xlarge", **placement, **market("capacity-block", "cr-0123456789abcdef0")}
-    assert warning_codes(ec2, block) == ["InvalidParameterCombination"]
-    assert warning_codes(ec2, {"InstanceType": "g6e.8xlarge", "ImageId": IMAGE, **placement}, "in") == []
-    launch_request = {"SubnetId": network.subnet, "LaunchTemplate": {"LaunchTemplateName": "in"}}
-    instance_id = ec2.run_instances(MinCount=1, MaxCount=1, **launch_request)["Instances"][0]["InstanceId"]
+    launched = template(network, "in", Placement={"GroupName": "near"})
+    request = {"SubnetId": network.subnet, "LaunchTemplate": launched}
+    instance_id = ec2.run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]["InstanceId"]
     assert refusal(ec2.delete_placement_group, GroupName="near")[0] == "InvalidPlacementGroup.InUse"
     ec2.terminate_instances(InstanceIds=[instance_id])
     ec2.delete_placement_group(GroupName="near")
@@ -185,12 +154,10 @@ def test_targeted_reservation_counts_its_instances(network: Network) -> None:
     ec2 = network.ec2
     response = ec2.create_capacity_reservation(**RESERVATION, InstanceCount=1, InstanceMatchCriteria="targeted")
     reservation_id = response["CapacityReservation"]["CapacityReservationId"]
-    assert warning_codes(ec2, {"InstanceType": "p5.48xlarge", **market(None, reservation_id)}, "in-reservation") == []
-    launch_request = {
-        "ImageId": IMAGE,
-        "SubnetId": network.subnet,
-        "LaunchTemplate": {"LaunchTemplateName": "in-reservation"},
-    }
+    target = {"CapacityReservationTarget": {"CapacityReservationId": reservation_id}}
+    reserved = {"InstanceType": "p5.48xlarge", "CapacityReservationSpecification": target}
+    launched = template(network, "in-reservation", **reserved)
+    launch_request = {"SubnetId": network.subnet, "LaunchTemplate": launched}
 
     def free() -> int:
         listing = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
@@ -212,11 +179,8 @@ def test_targeted_reservation_counts_its_instances(network: Network) -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"InstanceType": "p9.48xlarge"}, "InvalidParameterValue"),
         ({"AvailabilityZoneId": "use1-az4"}, "InvalidParameterValue"),
-        ({"InstanceCount": 0}, "InvalidParameterValue"),
-        ({"EndDateType": "limited"}, "MissingParameter"),
-        ({"EndDate": datetime(2020, 1, 1, tzinfo=UTC), "EndDateType": "limited"}, "InvalidParameterValue"),
+        ({"EndDateType": "limited"}, "InvalidParameterCombination"),
         ({"EndDate": datetime(2040, 1, 1, tzinfo=UTC)}, "InvalidParameterCombination"),
         (
             {"PlacementGroupArn": "arn:aws:ec2:us-west-2:123456789012:placement-group/a"},
@@ -226,17 +190,6 @@ def test_targeted_reservation_counts_its_instances(network: Network) -> None:
 )
 def test_invalid_reservation_is_refused(ec2: Any, change: dict[str, Any], code: str) -> None:
     assert refusal(ec2.create_capacity_reservation, **{**RESERVATION, "InstanceCount": 2, **change})[0] == code
-
-
-def test_capacity_block_cannot_be_modified_or_cancelled(aws: LocalAws, ec2: Any) -> None:
-    block = "cr-0b10c0b10c0b10c0b"
-    aws.events.block(block, "p5en.48xlarge", 16, "usw2-az2", "us-west-2", datetime.now(UTC) + timedelta(days=14))
-    (reservation,) = ec2.describe_capacity_reservations(CapacityReservationIds=[block])["CapacityReservations"]
-    members = [reservation[name] for name in ("State", "ReservationType", "AvailableInstanceCount")]
-    assert members == ["active", "capacity-block", 16]
-    assert refusal(ec2.cancel_capacity_reservation, CapacityReservationId=block)[0] == "OperationNotPermitted"
-    change = {"CapacityReservationId": block, "InstanceCount": 8}
-    assert refusal(ec2.modify_capacity_reservation, **change)[0] == "OperationNotPermitted"
 
 
 @pytest.fixture(scope="module")
@@ -288,11 +241,9 @@ def test_group_instances_get_all_template_interfaces(network: Network, scaling: 
     scaling.delete_auto_scaling_group(AutoScalingGroupName="p5", ForceDelete=True)
 
 
-def test_group_with_flawed_launch_is_refused(network: Network, scaling: Any) -> None:
-    two = [{"NetworkCardIndex": 0, "DeviceIndex": 0}] * 2
+def test_group_without_its_template_or_subnet_is_refused(network: Network, scaling: Any) -> None:
     good = template(network, "good")
     for wrong in (
-        group_request(network, "g", template(network, "twice", NetworkInterfaces=two, SecurityGroupIds=None)),
         group_request(network, "g", {"LaunchTemplateId": "lt-0123456789abcdef0", "Version": "1"}),
         group_request(network, "g", {**good, "Version": "7"}),
         group_request(network, "g", good, VPCZoneIdentifier="subnet-0123456789abcdef0"),
@@ -342,11 +293,9 @@ def test_mixed_group_has_its_base_on_demand_and_the_rest_on_spot(network: Networ
 
 def test_mixed_group_with_a_spot_template_is_refused(network: Network, scaling: Any) -> None:
     spot = template(network, "spot", InstanceMarketOptions={"MarketType": "spot"})
-    plain = template(network, "plain")
-    for policy in (mixed(spot, "m5.xlarge"), mixed(plain, "m5.xlarge", "m5.tiny")):
-        request = group_request(network, "refused", {}, MixedInstancesPolicy=policy)
-        del request["LaunchTemplate"]
-        assert refusal(scaling.create_auto_scaling_group, **request)[0] == "ValidationError"
+    request = group_request(network, "refused", {}, MixedInstancesPolicy=mixed(spot, "m5.xlarge"))
+    del request["LaunchTemplate"]
+    assert refusal(scaling.create_auto_scaling_group, **request)[0] == "ValidationError"
 
 
 def test_missing_reservation_leaves_the_group_empty(network: Network, scaling: Any) -> None:
@@ -377,7 +326,7 @@ def test_zone_of_another_region_is_refused(aws: LocalAws, zone: dict[str, str]) 
     assert refusal(ec2.create_subnet, VpcId=vpc, CidrBlock="10.2.0.0/18", **zone)[0] == "InvalidParameterValue"
 
 
-def test_rule_descriptions_are_stored_and_changed(network: Network) -> None:
+def test_rules_keep_their_descriptions(network: Network) -> None:
     ec2 = network.ec2
     group = network.closed_group("described")
     lists = ec2.describe_managed_prefix_lists()["PrefixLists"]
@@ -392,20 +341,9 @@ def test_rule_descriptions_are_stored_and_changed(network: Network) -> None:
     assert response["Return"]
     rules = ec2.describe_security_group_rules(Filters=[{"Name": "group-id", "Values": [group]}])["SecurityGroupRules"]
     assert {rule["Description"] for rule in rules if not rule["IsEgress"]} == {"self", "s3", "vpn"}
-    self_rule = next(rule for rule in rules if rule.get("Description") == "self")
-    change = {"IpProtocol": "-1", "ReferencedGroupId": group, "Description": "all of us"}
-    rule_id = self_rule["SecurityGroupRuleId"]
-    ec2.modify_security_group_rules(
-        GroupId=group, SecurityGroupRules=[{"SecurityGroupRuleId": rule_id, "SecurityGroupRule": change}]
-    )
-    changed = ec2.describe_security_group_rules(SecurityGroupRuleIds=[rule_id])["SecurityGroupRules"][0]
-    assert (changed["Description"], changed["IpProtocol"]) == ("all of us", "-1")
-    invalid = [{"SecurityGroupRuleId": rule_id, "SecurityGroupRule": {"IpProtocol": "-1", "CidrIpv4": "0.0.0.0/0"}}]
-    refused = refusal(ec2.modify_security_group_rules, GroupId=group, SecurityGroupRules=invalid)
-    assert refused[0] == "InvalidParameterValue"
 
 
-def test_invalid_endpoint_is_refused(aws: LocalAws) -> None:
+def test_private_dns_needs_names_in_the_vpc(aws: LocalAws) -> None:
     network = Network(aws)
     ec2 = network.ec2
     request = {
@@ -416,14 +354,10 @@ def test_invalid_endpoint_is_refused(aws: LocalAws) -> None:
     ec2.modify_vpc_attribute(VpcId=network.vpc, EnableDnsHostnames={"Value": True})
     endpoint = ec2.create_vpc_endpoint(**request)["VpcEndpoint"]
     assert (endpoint["PrivateDnsEnabled"], endpoint["Groups"][0]["GroupId"]) == (True, network.group)
-    assert refusal(ec2.create_vpc_endpoint, **request)[0] == "InvalidParameter"
-    unknown = {**request, "SecurityGroupIds": ["sg-0123456789abcdef0"], "PrivateDnsEnabled": False}
-    assert refusal(ec2.create_vpc_endpoint, **unknown)[0] == "InvalidGroup.NotFound"
     table = ec2.create_route_table(VpcId=network.vpc)["RouteTable"]["RouteTableId"]
     s3 = {"VpcId": network.vpc, "ServiceName": "com.amazonaws.us-west-2.s3", "VpcEndpointType": "Gateway"}
     gateway = {**s3, "RouteTableIds": [table]}
     assert ec2.create_vpc_endpoint(**gateway)["VpcEndpoint"]["RouteTableIds"] == [table]
-    assert refusal(ec2.create_vpc_endpoint, **gateway)[0] == "RouteAlreadyExists"
 
 
 def test_subnet_of_running_instance_cannot_be_deleted(aws: LocalAws) -> None:

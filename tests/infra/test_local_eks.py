@@ -101,9 +101,6 @@ def test_network_of_cluster_cannot_be_deleted(eks: Any, request_of: Any, network
         ({}, {"subnetIds": ["subnet-1", "subnet-2"]}, "subnet ID 'subnet-1' does not exist"),
         ({}, {"securityGroupIds": ["sg-1"]}, "security group ID 'sg-1' does not exist"),
         ({}, {"endpointPublicAccess": False, "endpointPrivateAccess": False}, "cannot be false"),
-        ({}, {"publicAccessCidrs": ["10.0.0.0/8"]}, "invalid in publicAccessCidrs: [10.0.0.0/8]"),
-        ({}, {"publicAccessCidrs": ["8.8.8.8", "::/0"]}, "invalid in publicAccessCidrs: [8.8.8.8, ::/0]"),
-        ({}, {"publicAccessCidrs": ["8.8.8.0/24"] * 41}, "40 entries at most"),
         ({"roleArn": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, {}, "could not be assumed"),
         ({"version": "latest"}, {}, "unsupported Kubernetes version"),
         ({"accessConfig": {"authenticationMode": "IAM"}}, {}, "enum value set"),
@@ -117,16 +114,9 @@ def test_invalid_cluster_is_refused(
     assert (code, message_part in message) == ("InvalidParameterException", True), message
 
 
-def test_single_zone_and_zones_without_eks_are_refused(
-    eks: Any, aws: LocalAws, request_of: Any, network: Network
-) -> None:
+def test_cluster_in_a_single_zone_is_refused(eks: Any, request_of: Any, network: Network) -> None:
     single_zone = request_of(resourcesVpcConfig={"subnetIds": [network.subnet]})
     assert "two different AZs" in refusal(eks.create_cluster, **single_zone)[1]
-    east = Network(aws, "us-east-1", "use1-az3")
-    other = east.ec2.create_subnet(VpcId=east.vpc, CidrBlock="10.0.16.0/24", AvailabilityZoneId="use1-az4")
-    vpc = {"subnetIds": [east.subnet, other["Subnet"]["SubnetId"]], "securityGroupIds": [east.group]}
-    refused = refusal(client(aws, "eks", "us-east-1").create_cluster, **request_of(resourcesVpcConfig=vpc))
-    assert refused[0] == "UnsupportedAvailabilityZoneException"
 
 
 def test_cluster_takes_single_forward_updates(eks: Any, plane: str) -> None:
@@ -144,8 +134,6 @@ def test_cluster_takes_single_forward_updates(eks: Any, plane: str) -> None:
     assert len(cluster["resourcesVpcConfig"]["subnetIds"]) == 2
     both = {"logging": logging, "upgradePolicy": {"supportType": "STANDARD"}}
     assert refusal(eks.update_cluster_config, name=plane, **both)[0] == "InvalidParameterException"
-    backwards = {"authenticationMode": "API_AND_CONFIG_MAP"}
-    assert "from API to API_AND_CONFIG_MAP" in refusal(eks.update_cluster_config, name=plane, accessConfig=backwards)[1]
 
 
 def test_access_entry_takes_valid_policies(eks: Any, plane: str) -> None:
@@ -153,9 +141,8 @@ def test_access_entry_takes_valid_policies(eks: Any, plane: str) -> None:
     entry = eks.create_access_entry(**principal)["accessEntry"]
     assert entry["username"] == f"arn:aws:sts::{ACCOUNT}:assumed-role/platform/{{{{SessionName}}}}"
     assert refusal(eks.create_access_entry, **principal)[0] == "ResourceInUseException"
-    for invalid in ({"policyArn": ADMIN + "s", "type": "cluster"}, {"policyArn": ADMIN, "type": "namespace"}):
-        policy = {"policyArn": invalid["policyArn"], "accessScope": {"type": invalid["type"]}}
-        assert refusal(eks.associate_access_policy, **principal, **policy)[0] == "InvalidParameterException"
+    unknown = {"policyArn": ADMIN + "s", "accessScope": {"type": "cluster"}}
+    assert refusal(eks.associate_access_policy, **principal, **unknown)[0] == "InvalidParameterException"
     eks.associate_access_policy(**principal, policyArn=ADMIN, accessScope={"type": "cluster"})
     (association,) = eks.list_associated_access_policies(**principal)["associatedAccessPolicies"]
     assert (association["policyArn"], association["accessScope"]["type"]) == (ADMIN, "cluster")
@@ -164,13 +151,7 @@ def test_access_entry_takes_valid_policies(eks: Any, plane: str) -> None:
 
 
 def test_invalid_access_entries_are_refused(eks: Any, request_of: Any, plane: str) -> None:
-    for changes, message_part in (
-        ({"principalArn": "platform"}, "principalArn"),
-        ({"principalArn": PLATFORM, "kubernetesGroups": ["system:masters"]}, "cannot start with system:"),
-        ({"principalArn": PLATFORM, "type": "NODE"}, "NODE is not valid"),
-    ):
-        code, message = refusal(eks.create_access_entry, clusterName=plane, **changes)
-        assert (code, message_part in message) == ("InvalidParameterException", True), message
+    assert refusal(eks.create_access_entry, clusterName=plane, principalArn="no-arn")[0] == "InvalidParameterException"
     old = create_active_cluster(eks, request_of(accessConfig={"authenticationMode": "CONFIG_MAP"}))["name"]
     code, _ = refusal(eks.create_access_entry, clusterName=old, principalArn=PLATFORM)
     assert code == "InvalidRequestException"
@@ -190,21 +171,19 @@ def test_second_pod_identity_of_account_is_refused(aws: LocalAws, eks: Any, plan
     assert refusal(eks.describe_pod_identity_association, **identifier)[0] == "ResourceNotFoundException"
 
 
-def test_addon_is_created_updated_tagged_and_deleted(eks: Any, plane: str) -> None:
+def test_addon_is_created_changed_tagged_and_deleted(eks: Any, plane: str) -> None:
     cni = {"clusterName": plane, "addonName": "vpc-cni"}
-    info = eks.describe_addon_versions(addonName="vpc-cni", kubernetesVersion="1.33")["addons"][0]["addonVersions"]
-    newest = next(
-        version_info["addonVersion"] for version_info in info if version_info["compatibilities"][0]["defaultVersion"]
-    )
+    (version,) = eks.describe_addon_versions(addonName="vpc-cni", kubernetesVersion="1.33")["addons"][0][
+        "addonVersions"
+    ]
     arn = eks.create_addon(**cni, resolveConflicts="OVERWRITE")["addon"]["addonArn"]
     assert addon_status(eks, plane, "vpc-cni") == "ACTIVE"
-    assert eks.describe_addon(**cni)["addon"]["addonVersion"] == newest
-    update = eks.update_addon(**cni, addonVersion=info[-1]["addonVersion"])["update"]
+    assert eks.describe_addon(**cni)["addon"]["addonVersion"] == version["addonVersion"]
+    update = eks.update_addon(**cni, configurationValues='{"env": {}}')["update"]
     completed = eks.describe_update(name=plane, updateId=update["id"], addonName="vpc-cni")["update"]
     assert (completed["status"], completed["type"]) == ("Successful", "AddonUpdate")
-    assert eks.describe_addon(**cni)["addon"]["addonVersion"] == info[-1]["addonVersion"]
-    for invalid in ({"addonName": "vpc-cnii"}, {"addonName": "kube-proxy", "addonVersion": "v9"}):
-        assert refusal(eks.create_addon, clusterName=plane, **invalid)[0] == "InvalidParameterException"
+    assert eks.describe_addon(**cni)["addon"]["configurationValues"] == '{"env": {}}'
+    assert refusal(eks.create_addon, clusterName=plane, addonName="vpc-cnii")[0] == "InvalidParameterException"
     assert refusal(eks.create_addon, **cni)[0] == "ResourceInUseException"
     eks.tag_resource(resourceArn=arn, tags={"team": "ml", "gone": "soon"})
     eks.untag_resource(resourceArn=arn, tagKeys=["gone"])
@@ -237,10 +216,7 @@ def test_hyperpod_nodes_make_addons_active(
     for changes, message_part in (
         ({"Orchestrator": {"Eks": {"ClusterArn": nowhere}}}, "does not exist"),
         ({"Orchestrator": {"Eks": {"ClusterArn": shut}}}, "authentication mode"),
-        ({"ClusterRole": None}, "ClusterRole is required"),
         ({"ClusterRole": role}, "trust hyperpod.sagemaker.amazonaws.com"),
-        ({"NodeProvisioningMode": None}, "NodeProvisioningMode Continuous only"),
-        ({"NodeRecovery": "None"}, "NodeRecovery Automatic only"),
     ):
         invalid = {name: value for name, value in {**request, **changes}.items() if value is not None}
         assert message_part in refusal(sagemaker.create_cluster, **invalid)[1]
@@ -256,6 +232,3 @@ def test_hyperpod_nodes_make_addons_active(
     assert addon_status(eks, plane, operator) == "DEGRADED"
     eks.create_addon(clusterName=plane, addonName="cert-manager")
     assert addon_status(eks, plane, operator) == "ACTIVE"
-    node = sagemaker.list_cluster_nodes(ClusterName="on-eks")["ClusterNodeSummaries"][0]["InstanceId"]
-    details = sagemaker.describe_cluster_node(ClusterName="on-eks", NodeId=node)["NodeDetails"]
-    assert (details["CapacityType"], details["Placement"]["AvailabilityZoneId"]) == ("Spot", "use2-az1")

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from infra.local import additions
 from infra.local.aws import LocalAws
 from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
-from tests.infra.local_network import ACCOUNT, Network, client, refusal
-from tests.infra.test_local_hyperpod import in_service, make_role, put_scripts, slurm_cluster
+from tests.infra.local_network import ACCOUNT, Network, client
+from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
 from tests.processes import wait_for, wait_until
 
 pytestmark = pytest.mark.slow
@@ -47,12 +47,16 @@ class Cluster:
         self.scaling.update_auto_scaling_group(AutoScalingGroupName=name, CapacityRebalance=rebalance)
         hook = {"LifecycleHookName": HOOK, "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING"}
         self.scaling.put_lifecycle_hook(AutoScalingGroupName=name, **hook, HeartbeatTimeout=3600)
-        self.queue = Queue(aws, name, ["aws.ec2", "aws.autoscaling", "aws.health"])
+        self.queue = Queue(aws, name, ["aws.ec2", "aws.autoscaling"])
 
     def nodes(self) -> dict[str, str]:
         """Instance ids and their lifecycle states."""
         group = self.scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])["AutoScalingGroups"][0]
         return {instance["InstanceId"]: instance["LifecycleState"] for instance in group["Instances"]}
+
+
+def in_service_node(cluster: Cluster) -> str:
+    return min(node for node, state in cluster.nodes().items() if state == "InService")
 
 
 class Queue:
@@ -126,7 +130,7 @@ def test_spot_notice_reaches_queue_metadata_and_group(aws: LocalAws, cluster: Cl
     assert instance["State"]["Name"] == "terminated"
 
 
-def test_rebalanced_node_ends_when_it_completes_its_hook(aws: LocalAws, cluster: Cluster) -> None:
+def test_rebalanced_node_waits_unless_the_group_empties(aws: LocalAws, cluster: Cluster) -> None:
     cluster.queue.read()
     node = min(cluster.nodes())
     aws.events.rebalance(node)
@@ -135,13 +139,11 @@ def test_rebalanced_node_ends_when_it_completes_its_hook(aws: LocalAws, cluster:
         "EC2 Instance-terminate Lifecycle Action",
     ]
     assert list(cluster.nodes().values()).count("InService") == 2
-    lifecycle_action = {"AutoScalingGroupName": "gang", "LifecycleHookName": HOOK, "InstanceId": node}
-    cluster.scaling.record_lifecycle_action_heartbeat(**lifecycle_action)
-    cluster.scaling.complete_lifecycle_action(**lifecycle_action, LifecycleActionResult="CONTINUE")
-    wait_until(lambda: node not in cluster.nodes())
+    cluster.scaling.update_auto_scaling_group(AutoScalingGroupName="gang", MinSize=0, DesiredCapacity=0)
+    wait_until(lambda: not cluster.nodes())
     kinds = wait_for(lambda: [event["detail-type"] for event in cluster.queue.read()])
     assert "EC2 Instance State-change Notification" in kinds
-    assert refusal(cluster.scaling.record_lifecycle_action_heartbeat, **lifecycle_action)[0] == "ValidationError"
+    cluster.scaling.update_auto_scaling_group(AutoScalingGroupName="gang", MinSize=2, DesiredCapacity=2)
 
 
 def test_group_without_rebalance_replaces_after_the_end(aws: LocalAws) -> None:
@@ -167,57 +169,24 @@ def test_spot_notice_needs_a_running_spot_instance(aws: LocalAws, cluster: Clust
         send(f"{aws.control}/control/earthquake", {})
 
 
-def test_capacity_block_runs_a_group_until_its_announced_end(aws: LocalAws) -> None:
-    network = Network(aws)
-    queue = Queue(aws, "blocks", ["aws.ec2"])
-    block = "cr-0a1b2c3d4e5f60718"
-    aws.events.block(block, "p5en.48xlarge", 2, "usw2-az2", REGION, datetime.now(UTC) + timedelta(days=14))
-    target = {"CapacityReservationTarget": {"CapacityReservationId": block}}
-    market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}, "CapacityReservationSpecification": target}
-    create_group(network, "blocks", "p5en.48xlarge", **market)
-    assert len(aws.events.state()["groups"]["blocks"]) == 2
-    queue.read()
-    expiry = aws.events.block_expiry(block)
-    (warning,) = queue.read()
-    assert warning["detail-type"] == "Capacity Block Expiration Warning"
-    assert warning["detail"] == {"capacity-reservation-id": block, "end-date": expiry["ends"]}
-    assert warning["resources"] == [f"arn:aws:ec2:{REGION}:{ACCOUNT}:capacity-reservation/{block}"]
-    assert sorted(expiry["instances"]) == sorted(aws.events.state()["groups"]["blocks"])
-    aws.events.block_expiry(block, in_s=0.0)
-    wait_until(lambda: not set(expiry["instances"]) & set(aws.events.state()["groups"]["blocks"]))
-    with pytest.raises(ValueError, match="there is no capacity reservation"):
-        aws.events.block_expiry("cr-0123456789abcdef0")
-
-
-def test_health_event_leaves_the_instance_running(aws: LocalAws, cluster: Cluster) -> None:
-    cluster.queue.read()
-    node = min(cluster.nodes())
-    aws.events.health(node)
-    (event,) = cluster.queue.read()
-    assert (event["source"], event["detail-type"]) == ("aws.health", "AWS Health Event")
-    assert (event["detail"]["service"], event["detail"]["eventTypeCategory"]) == ("EC2", "scheduledChange")
-    assert [entity["entityValue"] for entity in event["detail"]["affectedEntities"]] == [node]
-    assert cluster.nodes()[node] == "InService"
-
-
 def test_only_enabled_matching_rules_deliver(aws: LocalAws, cluster: Cluster) -> None:
     sns, events, sqs = client(aws, "sns"), client(aws, "events"), client(aws, "sqs")
     topic = sns.create_topic(Name="mail")["TopicArn"]
     inbox = sqs.create_queue(QueueName="inbox")["QueueUrl"]
     sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=f"arn:aws:sqs:{REGION}:{ACCOUNT}:inbox")
-    rule = events.put_rule(Name="mail", EventPattern=json.dumps({"source": ["aws.health"]}))["RuleArn"]
+    rule = events.put_rule(Name="mail", EventPattern=json.dumps({"source": ["aws.ec2"]}))["RuleArn"]
     events.put_targets(Rule="mail", Targets=[{"Id": "topic", "Arn": topic}])
     sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy("sns:Publish", topic, rule))
-    other, off = Queue(aws, "other", ["aws.sagemaker"]), Queue(aws, "off", ["aws.health"])
+    other, off = Queue(aws, "other", ["aws.sagemaker"]), Queue(aws, "off", ["aws.ec2"])
     off.events.disable_rule(Name="off")
-    aws.events.health(min(cluster.nodes()))
+    aws.events.rebalance(in_service_node(cluster))
     (message,) = sqs.receive_message(QueueUrl=inbox)["Messages"]
-    assert json.loads(json.loads(message["Body"])["Message"])["source"] == "aws.health"
+    assert json.loads(json.loads(message["Body"])["Message"])["source"] == "aws.ec2"
     assert (other.read(), off.read()) == ([], [])
 
 
 def test_denied_delivery_goes_to_the_dead_letter_queue(aws: LocalAws, cluster: Cluster) -> None:
-    closed = Queue(aws, "shut", ["aws.health"], allowed=False)
+    closed = Queue(aws, "shut", ["aws.ec2"], allowed=False)
     sqs = closed.sqs
     dead_letters = sqs.create_queue(QueueName="dead")["QueueUrl"]
     arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:dead"
@@ -225,22 +194,13 @@ def test_denied_delivery_goes_to_the_dead_letter_queue(aws: LocalAws, cluster: C
     closed.events.put_targets(
         Rule="shut", Targets=[{"Id": "queue", "Arn": closed.arn, "DeadLetterConfig": {"Arn": arn}}]
     )
-    aws.events.health(min(cluster.nodes()))
+    aws.events.rebalance(in_service_node(cluster))
     assert closed.read() == []
     (message,) = sqs.receive_message(QueueUrl=dead_letters, MessageAttributeNames=["All"])["Messages"]
-    assert json.loads(message["Body"])["source"] == "aws.health"
+    assert json.loads(message["Body"])["source"] == "aws.ec2"
     assert message["MessageAttributes"]["ERROR_CODE"]["StringValue"] == "NO_PERMISSIONS"
     reason = next(event["why"] for event in aws.events.state()["undelivered"] if event["rule"] == "shut")
     assert f"the policy of {closed.arn} does not let events.amazonaws.com" in reason
-
-
-def test_user_event_with_aws_source_is_refused(aws: LocalAws) -> None:
-    queue = Queue(aws, "users", ["aws.ec2", "my.app"])
-    entry = {"DetailType": "t", "Detail": "{}"}
-    response = queue.events.put_events(Entries=[{**entry, "Source": "aws.ec2"}, {**entry, "Source": "my.app"}])
-    assert response["FailedEntryCount"] == 1
-    assert response["Entries"][0]["ErrorCode"] == "NotAuthorizedForSourceException"
-    assert [event["source"] for event in queue.read()] == ["my.app"]
 
 
 def test_faulty_hyperpod_node_is_replaced(aws: LocalAws) -> None:
@@ -257,7 +217,7 @@ def test_faulty_hyperpod_node_is_replaced(aws: LocalAws) -> None:
 
     wait_until(lambda: len(workers()) == 4)
     queue.read()
-    faulty, tired, *_ = before = sorted(workers())
+    faulty, *_ = before = sorted(workers())
     replaced = aws.events.node_fault("faults", faulty, REGION)["instance"]
     assert replaced not in before
     assert set(workers()) == {replaced, *before} - {faulty}
@@ -266,20 +226,17 @@ def test_faulty_hyperpod_node_is_replaced(aws: LocalAws) -> None:
     assert [detail["InstanceId"] for detail in health] == [faulty, replaced]
     assert [detail["HealthSummary"]["HealthStatus"] for detail in health] == ["Unhealthy", "Healthy"]
     assert "NvidiaErrorTerminate" in health[0]["HealthSummary"]["HealthStatusReason"]
-    replacement = aws.events.node_replacement("faults", tired, REGION)["instance"]
-    assert set(workers()) == {replaced, replacement, *before} - {faulty, tired}
     assert set(workers().values()) == {"Running"}
-    details = [event["detail"]["EventDetails"] for event in queue.read() if "EventDetails" in event["detail"]]
-    assert tired in [detail["InstanceId"] for detail in details]
     with pytest.raises(ValueError, match=faulty):
         aws.events.node_fault("faults", faulty, REGION)
     with pytest.raises(ValueError, match="nowhere"):
-        aws.events.node_replacement("nowhere", replaced, REGION)
-    in_service(sagemaker, "faults")
-    sagemaker.update_cluster(ClusterName="faults", NodeRecovery="None")
-    in_service(sagemaker, "faults")
-    assert aws.events.node_fault("faults", replaced, REGION)["instance"] == replaced
-    assert workers()[replaced] == "Failure"
+        aws.events.node_fault("nowhere", replaced, REGION)
+    manual = {**slurm_cluster("manual", network, role), "NodeRecovery": "None"}
+    sagemaker.create_cluster(**manual)
+    (node, *_) = sagemaker.list_cluster_nodes(ClusterName="manual")["ClusterNodeSummaries"]
+    assert aws.events.node_fault("manual", node["InstanceId"], REGION)["instance"] == node["InstanceId"]
+    (node, *_) = sagemaker.list_cluster_nodes(ClusterName="manual")["ClusterNodeSummaries"]
+    assert node["InstanceStatus"]["Status"] == "Failure"
 
 
 def test_control_address_outside_loopback_is_refused() -> None:
@@ -297,7 +254,7 @@ def test_command_line_prints_limits_and_plays_events() -> None:
     exports = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
     try:
         for module in (*additions.MODULES, *additions.SHARED_MODULES):
-            left_out = importlib.import_module(f"infra.local.additions.{module}").LEFT_OUT
+            left_out = importlib.import_module(f"infra.local.{module}").LEFT_OUT
             assert f"#   {left_out}" in lines, module
         assert any(line.startswith("#   instance metadata: no IMDSv1") for line in lines)
         play = [sys.executable, "-m", "infra.local"]

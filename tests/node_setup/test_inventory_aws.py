@@ -138,13 +138,12 @@ def test_nodes_of_hyperpod_come_and_go_between_two_runs(aws: LocalAws, tmp_path:
     ]
     worker = first.nodes[1]
     assert f"sagemaker-cluster:abc123_train-{worker.instance_id}" in worker.route.proxy
-    sagemaker.batch_replace_cluster_nodes(ClusterName="pod", NodeIds=[worker.instance_id])
+    aws.events.node_fault("pod", str(worker.instance_id), "us-west-2")
     second = look(cluster, tmp_path)
     before, after = ({node.instance_id for node in found.nodes} for found in (first, second))
     assert (len(after), before - after) == (5, {worker.instance_id})
-    sagemaker.batch_delete_cluster_nodes(ClusterName="pod", NodeIds=[second.nodes[1].instance_id])
     third = look(cluster, tmp_path, groups=("train",))
-    assert len(third.nodes) == 3
+    assert len(third.nodes) == 4
 
 
 MOST_VALUES = 200

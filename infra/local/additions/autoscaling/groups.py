@@ -1,7 +1,8 @@
 """Auto Scaling groups as the service runs them: validated, with hooks, all fields, and instances of the right version.
 
-moto overwrites a group of the same name, drops a dozen fields, launches one interface from the default version, invents a
-hook's role and queue, and has no lifecycle actions. The messages are quoted from reports of users, e.g.
+moto overwrites a group of the same name, drops a dozen fields, launches from the default version, invents a hook's role and
+queue, and records no activity; of a mixed group (https://github.com/getmoto/moto/pull/9444) it forgets the policy at an update.
+The messages are quoted from reports of users, e.g.
 https://github.com/hashicorp/terraform-provider-aws/issues/22035.
 """
 
@@ -17,10 +18,8 @@ from botocore import xform_name
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import (
     ASG_NAME_TAG,
-    AutoScalingBackend,
     FakeAutoScalingGroup,
     InstanceState,
-    autoscaling_backends,
 )
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.exceptions import ServiceException
@@ -28,8 +27,7 @@ from moto.core.responses import ActionResult, EmptyResult
 
 from infra.local.additions.ec2.launch_rules import find_flaws
 from infra.local.additions.ec2.launches import template_data
-from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import around, get_or_create
+from infra.local.patches.wrapping import around, get_or_create
 
 LEFT_OUT = (
     "Auto Scaling: terminate hooks are waited for after a played event only, never on scale-in; a mixed instances policy has "
@@ -40,14 +38,6 @@ _STORED_MEMBERS = (
     "DesiredCapacityType", "Context", "InstanceMaintenancePolicy", "AvailabilityZoneImpairmentPolicy",
     "CapacityRebalance", "TerminationPolicies", "DefaultCooldown", "PlacementGroup", "ServiceLinkedRoleARN",
 )  # fmt: skip
-METRICS = (
-    "GroupMinSize", "GroupMaxSize", "GroupDesiredCapacity", "GroupInServiceInstances", "GroupPendingInstances",
-    "GroupStandbyInstances", "GroupTerminatingInstances", "GroupTotalInstances", "GroupInServiceCapacity",
-    "GroupPendingCapacity", "GroupStandbyCapacity", "GroupTerminatingCapacity", "GroupTotalCapacity",
-    "WarmPoolDesiredCapacity", "WarmPoolWarmedCapacity", "WarmPoolPendingCapacity", "WarmPoolTerminatingCapacity",
-    "WarmPoolTotalCapacity", "WarmPoolMinSize", "GroupAndWarmPoolDesiredCapacity", "GroupAndWarmPoolTotalCapacity",
-)  # fmt: skip
-"""EnableMetricsCollection enables these metrics when the request names none (its API reference)."""
 _TERMINATING = "autoscaling:EC2_INSTANCE_TERMINATING"
 
 
@@ -59,15 +49,8 @@ def install() -> None:
     around(AutoScalingResponse, "delete_auto_scaling_group")(_delete_group)
     around(AutoScalingResponse, "put_lifecycle_hook")(_put_lifecycle_hook)
     around(AutoScalingResponse, "describe_scaling_activities")(_describe_activities)
-    around(AutoScalingBackend, "enable_metrics_collection")(_enable_metrics)
     around(FakeAutoScalingGroup, "replace_autoscaling_group_instances")(_replace_instances)
     InstanceState.launch_template = property(_get_launch_template)  # type: ignore[assignment]
-    actions = {
-        "CompleteLifecycleAction": _complete_action,
-        "RecordLifecycleActionHeartbeat": _record_heartbeat,
-        "DisableMetricsCollection": _disable_metrics,
-    }
-    serve(AutoScalingResponse, "autoscaling", actions, "ValidationError")
 
 
 def list_hooks(backend: Any, group: str, transition: str = _TERMINATING) -> list[Any]:
@@ -182,11 +165,6 @@ def _describe_activities(original: Any, self: Any) -> Any:
     groups = self.autoscaling_backend.autoscaling_groups.values()
     activities = [activity for group in groups if name in (None, group.name) for activity in _activities(group)]
     return ActionResult({"Activities": list(reversed(activities))})
-
-
-def _enable_metrics(original: Any, self: Any, group_name: str, metrics: Any) -> None:
-    group = _get_group(self, group_name)
-    group.metrics = sorted({*group.metrics, *(metrics or METRICS)})
 
 
 def _replace_instances(original: Any, self: Any, count_needed: int, propagated_tags: Any) -> None:
@@ -316,34 +294,3 @@ def _get_group(backend: Any, name: str) -> Any:
     if name not in backend.autoscaling_groups:
         raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
     return backend.autoscaling_groups[name]
-
-
-def _find_waiting_state(call: Call) -> Any:
-    """Return the state of the instance whose open lifecycle action the call names."""
-    group = _get_group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
-    hook, instance_id, token = map(call.get, ("LifecycleHookName", "InstanceId", "LifecycleActionToken"))
-    for state in group.instance_states:
-        action = getattr(state, "action", None)
-        if action and action.hook == hook and (state.instance.id == instance_id or action.token == token):
-            return state
-    raise ValidationError(f"No active Lifecycle Action found with instance ID {instance_id}")
-
-
-def _complete_action(call: Call) -> Mapping[str, Any]:
-    state = _find_waiting_state(call)
-    if call.get("LifecycleActionResult") not in ("CONTINUE", "ABANDON"):
-        refuse("ValidationError", "Lifecycle action result must be CONTINUE or ABANDON")
-    state.action.completed.set()
-    return {}
-
-
-def _record_heartbeat(call: Call) -> Mapping[str, Any]:
-    _find_waiting_state(call).action.extend()
-    return {}
-
-
-def _disable_metrics(call: Call) -> Mapping[str, Any]:
-    group = _get_group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
-    disabled = call.get("Metrics") or METRICS
-    group.metrics = [metric for metric in group.metrics if metric not in disabled]
-    return {}

@@ -9,8 +9,6 @@ an instance that EC2 reclaims.
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -20,37 +18,17 @@ from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, au
 from moto.ec2.models import ec2_backends
 
 from infra.local.additions.autoscaling.groups import launch_instances, list_hooks
-from infra.local.additions.eventbridge import put_service_event
 from infra.local.additions.serving import LOCK
-from infra.local.additions.wrapping import around
+from infra.local.patches.eventbridge import put_service_event
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = (
-    "Auto Scaling sends the events of terminate hooks and of terminations, not those of launches; a group that is set to "
-    "zero waits for no hook"
+    "Auto Scaling sends the events of terminate hooks and of terminations, not those of launches; a hook cannot be completed "
+    "or prolonged, and a group that is set to zero waits for none"
 )
 TERMINATE = "EC2 Instance-terminate Lifecycle Action"
 TERMINATED = "EC2 Instance Terminate Successful"
 """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html"""
-
-
-@dataclass
-class Action:
-    """An open lifecycle action; `timeout` is in seconds, `deadline` is a value of time.monotonic."""
-
-    hook: str
-    timeout: float
-    token: str = field(default_factory=lambda: str(uuid4()))
-    completed: threading.Event = field(default_factory=threading.Event)
-    deadline: float = 0.0
-
-    def extend(self) -> None:
-        """Restart the timeout, as RecordLifecycleActionHeartbeat does."""
-        self.deadline = time.monotonic() + self.timeout
-
-    def wait(self) -> None:
-        """Wait until the action is completed or its deadline has passed."""
-        while not self.completed.is_set() and (remaining_s := self.deadline - time.monotonic()) > 0:
-            self.completed.wait(remaining_s)
 
 
 @cache
@@ -78,8 +56,8 @@ def install() -> None:
         self.instance_states += leaving
         if not self.desired_capacity:
             for state in leaving:
-                if action := getattr(state, "action", None):
-                    action.completed.set()
+                if hook_ended := getattr(state, "hook_ended", None):
+                    hook_ended.set()
 
 
 def find_state(instance: Any) -> Any | None:
@@ -105,17 +83,16 @@ def reclaim_instance(instance: Any) -> None:
     """Terminate an instance as EC2 does when it needs the capacity; its group is notified."""
     backend = instance.ec2_backend
     with LOCK:
-        state = find_state(instance)
-        action = getattr(state, "action", None)
+        hook_ended = getattr(find_state(instance), "hook_ended", None)
         if instance.state == "terminated":
             return
         _put_state_event(instance, "shutting-down")
         backend.terminate_instances([instance.id])
         _put_state_event(instance, "terminated")
-        if action is None:
+        if hook_ended is None:
             autoscaling_backends[backend.account_id][backend.region_name].notify_terminate_instances([instance.id])
-    if action is not None:
-        action.completed.set()
+    if hook_ended is not None:
+        hook_ended.set()
 
 
 def _start_termination(state: Any) -> None:
@@ -125,11 +102,10 @@ def _start_termination(state: Any) -> None:
         _finish_termination(state)
         return
     hook = group_hooks[0]
-    state.action = Action(hook.name, float(hook.heartbeat_timeout))
-    state.action.extend()
+    state.hook_ended = threading.Event()
     state.lifecycle_state = "Terminating:Wait"
     detail = {
-        "LifecycleActionToken": state.action.token,
+        "LifecycleActionToken": str(uuid4()),
         "AutoScalingGroupName": group.name,
         "LifecycleHookName": hook.name,
         "EC2InstanceId": state.instance.id,
@@ -137,12 +113,10 @@ def _start_termination(state: Any) -> None:
         "Origin": "AutoScalingGroup",
         "Destination": "EC2",
     }
-    if metadata := getattr(hook, "notification_metadata", None):
-        detail["NotificationMetadata"] = metadata
     put_service_event(group.account_id, group.region, "aws.autoscaling", TERMINATE, detail, [group.arn])
 
     def wait() -> None:
-        state.action.wait()
+        state.hook_ended.wait(float(hook.heartbeat_timeout))
         state.lifecycle_state = "Terminating:Proceed"
         _finish_termination(state)
 

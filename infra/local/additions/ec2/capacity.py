@@ -1,4 +1,4 @@
-"""EC2 capacity reservations, which moto lacks, and capacity blocks that were bought beforehand.
+"""EC2's On-Demand Capacity Reservations, which moto lacks.
 
 Rules and error codes follow the API reference (CreateCapacityReservation) and EC2's page of error codes; where that page
 names no code, the error is InvalidParameterValue.
@@ -15,19 +15,16 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.catalog.instances import instance
-from infra.local.additions.ec2.placement import placement_groups, put_tags, refuse_dry_run, register_id_prefix, tag_list
+from infra.local.additions.ec2.placement import placement_groups, put_tags, register_id_prefix, tag_list
 from infra.local.additions.lookups import new_id
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import apply_filters, get_or_create
+from infra.local.patches.wrapping import get_or_create
 
-LEFT_OUT = "capacity is never short; no capacity block is sold here, the event player delivers one that was bought"
+LEFT_OUT = "capacity is never short; there are no capacity blocks: a group that targets one has no instances"
 
 
 @dataclass
 class Reservation:
-    """An On-Demand Capacity Reservation, or a capacity block (`kind`)."""
-
     id: str
     arn: str
     instance_type: str
@@ -37,7 +34,6 @@ class Reservation:
     total: int
     start: datetime
     end: datetime | None
-    kind: str = "default"
     match: str = "targeted"
     state: str = "active"
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -94,38 +90,13 @@ def release_capacity(backend: Any, instance_id: str) -> None:
         reservation.used_by.discard(instance_id)
 
 
-def deliver_block(backend: Any, block: str, instance_type: str, count: int, zone_id: str, end: datetime) -> Reservation:
-    """Add an active capacity block, as if it had been bought in the console last week."""
-    zone = find_zone(backend, None, zone_id)
-    arn = f"arn:{backend.partition}:ec2:{backend.region_name}:{backend.account_id}:capacity-reservation/{block}"
-    reservation = Reservation(
-        id=block,
-        arn=arn,
-        instance_type=instance_type,
-        platform="Linux/UNIX",
-        zone=zone.name,
-        zone_id=zone.zone_id,
-        total=count,
-        start=datetime.now(UTC),
-        end=end,
-        kind="capacity-block",
-    )
-    reservations(backend)[block] = reservation
-    return reservation
-
-
 def _create(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
     kind, count, group_arn = call.get("InstanceType"), call.get("InstanceCount"), call.get("PlacementGroupArn")
-    if instance(kind) is None:
-        refuse("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
-    if count < 1:
-        refuse("InvalidParameterValue", f"Value ({count}) for parameter instanceCount is invalid.")
     zone = find_zone(backend, call.get("AvailabilityZone"), call.get("AvailabilityZoneId"))
     end = _parse_end(call.get("EndDateType", "unlimited"), call.get("EndDate"))
     if group_arn and all(group.arn != group_arn for group in placement_groups(backend).values()):
         refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{group_arn}' is unknown.")
-    refuse_dry_run(call)
     reservation_id = new_id("cr")
     reservation = reservations(backend)[reservation_id] = Reservation(
         id=reservation_id,
@@ -153,15 +124,7 @@ def _describe(call: Call) -> Mapping[str, Any]:
     descriptions = [
         _describe_reservation(backend, reservation) for reservation in selected or reservations(backend).values()
     ]
-    keys = {
-        "instance-type": "InstanceType",
-        "state": "State",
-        "availability-zone": "AvailabilityZone",
-        "availability-zone-id": "AvailabilityZoneId",
-        "instance-match-criteria": "InstanceMatchCriteria",
-        "reservation-type": "ReservationType",
-    }
-    return {"CapacityReservations": apply_filters(descriptions, call.get("Filters", []), keys)}
+    return {"CapacityReservations": descriptions}
 
 
 def _modify(call: Call) -> Mapping[str, Any]:
@@ -181,27 +144,17 @@ def _modify(call: Call) -> Mapping[str, Any]:
 
 def _cancel(call: Call) -> Mapping[str, Any]:
     reservation = _get_modifiable_reservation(call)
-    refuse_dry_run(call)
     reservation.state, reservation.end = "cancelled", datetime.now(UTC)
     return {"Return": True}
 
 
 def _parse_end(kind: str, end: Any) -> datetime | None:
-    if kind == "limited" and end is None:
-        refuse("MissingParameter", "The request must contain the parameter endDate")
-    if kind == "unlimited" and end is not None:
-        refuse("InvalidParameterCombination", "endDate cannot be specified when endDateType is unlimited.")
-    end_time = _parse_time(end)
-    if end_time and end_time <= datetime.now(UTC):
-        refuse("InvalidParameterValue", f"Value ({end}) for parameter endDate is invalid: it is in the past.")
-    return end_time
-
-
-def _parse_time(value: Any) -> datetime | None:
-    if value is None:
+    if (kind == "limited") != (end is not None):
+        refuse("InvalidParameterCombination", "endDate is required when endDateType is limited, and only then.")
+    if end is None:
         return None
-    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    end_time = end if isinstance(end, datetime) else datetime.fromisoformat(str(end).replace("Z", "+00:00"))
+    return end_time if end_time.tzinfo else end_time.replace(tzinfo=UTC)
 
 
 def _get_reservation(call: Call, reservation_id: str) -> Reservation:
@@ -217,8 +170,6 @@ def _get_modifiable_reservation(call: Call) -> Reservation:
         refuse(
             "InvalidCapacityReservationState", f"The capacity reservation '{reservation.id}' is {reservation.state}."
         )
-    if reservation.kind == "capacity-block":
-        refuse("OperationNotPermitted", f"{reservation.id} is a Capacity Block: it cannot be modified or cancelled.")
     return reservation
 
 
@@ -243,6 +194,6 @@ def _describe_reservation(backend: Any, reservation: Reservation) -> dict[str, A
         "EndDateType": "limited" if reservation.end else "unlimited",
         "InstanceMatchCriteria": reservation.match,
         "PlacementGroupArn": reservation.placement_group_arn,
-        "ReservationType": reservation.kind,
+        "ReservationType": "default",
         "Tags": tag_list(backend, reservation.id),
     }

@@ -19,7 +19,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
 from moto.ssm.models import Parameter, ParameterDict, ssm_backends
 
-from infra.local.additions.wrapping import around
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = (
     "images: any well-formed id launches; a public parameter resolves to an invented id, and none is ever renewed"

@@ -1,8 +1,8 @@
-"""Network interfaces that services put into a customer's subnets; EC2 refuses to delete a subnet or group that they use.
+"""Network interfaces that FSx and EKS here put into subnets; EC2 refuses to delete a subnet or group that they use.
 
-moto deletes a subnet or a security group even while something uses it. EC2 refuses with DependencyViolation, which is how
-a file system that outlives its stack keeps the network under it:
-https://docs.aws.amazon.com/vpc/latest/userguide/delete-subnet.html and delete-security-group.html beside it.
+moto deletes a subnet or a security group even while something uses it; since https://github.com/getmoto/moto/pull/8811 it keeps
+a VPC that has subnets. EC2 refuses with DependencyViolation, which is how a file system that outlives its stack keeps the
+network under it: https://docs.aws.amazon.com/vpc/latest/userguide/delete-subnet.html and delete-security-group.html beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moto.ec2.models.security_groups import SecurityGroupBackend
 from moto.ec2.models.subnets import SubnetBackend
 
 from infra.local.additions.serving import LOCK, Call
-from infra.local.additions.wrapping import around
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = (
     "network interfaces: instances, FSx and EKS hold the subnets and groups under them; NAT gateways, endpoints and HyperPod "

@@ -1,9 +1,10 @@
-"""The checks that EC2 runs on a launch: on a template, on a RunInstances request, or on both together.
+"""The checks that EC2 runs on a launch: which members go together, and whether what they name is there.
 
-EC2 takes a template with such flaws and only warns (member `Warning` of CreateLaunchTemplate); RunInstances and
-CreateAutoScalingGroup refuse it. Codes and words follow EC2's error code page and messages that users reported, e.g.
-https://github.com/eksctl-io/eksctl/issues/7520 and https://github.com/dstackai/dstack/issues/2872; where neither
-names a code, it is InvalidParameterCombination or InvalidParameterValue.
+RunInstances and CreateAutoScalingGroup refuse a flaw. What depends on the instance type is not among them: plan and preflight
+take cards, slots and markets from `infra.catalog.instances`, and tests/infra/test_plan_nics.py holds the layout of every type
+against EC2's laws. Codes and words follow EC2's error code page and messages that users reported, e.g.
+https://github.com/eksctl-io/eksctl/issues/7520; where neither names a code, it is InvalidParameterCombination or
+InvalidParameterValue.
 """
 
 from __future__ import annotations
@@ -17,15 +18,11 @@ from typing import Any
 from moto.ec2.exceptions import InvalidSubnetIdError
 from moto.iam.models import iam_backends
 
-from infra.catalog.instances import Instance, instance
 from infra.local.additions.ec2 import images
 from infra.local.additions.ec2.placement import placement_groups
 
 MOST_USER_DATA = 16 * 1024
 """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html: bytes, before encoding."""
-
-MAX_GROUPS = 5
-"""https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups: the default quota."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,9 @@ class Flaw:
 def find_flaws(backend: Any, data: Mapping[str, Any], subnet_id: str | None = None) -> list[Flaw]:
     """Return the reasons why EC2 refuses to launch `data` (members of RequestLaunchTemplateData) into `subnet_id`."""
     flaws: list[Flaw] = []
-    instance_type = instance(data.get("InstanceType") or "")
-    if instance_type is None and data.get("InstanceType"):
-        flaws.append(_invalid_value(f"Invalid value '{data['InstanceType']}' for InstanceType."))
     interfaces = data.get("NetworkInterfaces") or []
     flaws += _interface_flaws(interfaces, data)
-    if instance_type:
-        flaws += _card_flaws(interfaces, instance_type)
-        flaws += _market_flaws(data, instance_type)
-        flaws += _placement_flaws(backend, data, instance_type)
+    flaws += _placement_flaws(backend, data)
     flaws += _reference_flaws(backend, interfaces, data, subnet_id)
     flaws += _profile_flaws(backend, data.get("IamInstanceProfile") or {})
     flaws += _image_flaws(backend, data.get("ImageId"))
@@ -74,82 +65,21 @@ def _interface_flaws(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str,
         kind = nic.get("InterfaceType") or "interface"
         if kind not in ("interface", "efa", "efa-only"):
             yield _invalid_value(f"Value ({kind}) for parameter interfaceType is invalid.")
-        if len(nic.get("Groups") or ()) > MAX_GROUPS:
-            yield Flaw("SecurityGroupsPerInterfaceLimitExceeded", f"An interface takes {MAX_GROUPS} security groups.")
         if kind == "efa-only" and (nic.get("AssociatePublicIpAddress") or nic.get("PrivateIpAddress")):
             yield _invalid_combination("An efa-only network interface has no IP address.")
 
 
-def _card_flaws(interfaces: Sequence[Mapping[str, Any]], instance_type: Instance) -> Iterator[Flaw]:
-    """Yield interfaces that do not fit the network cards of the instance type."""
-    if not interfaces:
-        return
-    cards = {card.index: card for card in instance_type.cards}
-    primary = next((nic for nic in interfaces if _slot_of(nic) == (instance_type.primary_card, 0)), None)
-    if primary is None:
-        yield _invalid_value(
-            f"The primary network interface must be at device index 0 of network card {instance_type.primary_card}."
-        )
-    elif primary.get("InterfaceType") == "efa-only":
-        yield _invalid_combination("An efa-only network interface cannot be the primary network interface.")
-    efa_interfaces = [nic for nic in interfaces if (nic.get("InterfaceType") or "").startswith("efa")]
-    if efa_interfaces and not instance_type.efa:
-        yield _invalid_combination(f"{instance_type.name} instances do not support Elastic Fabric Adapters.")
-    elif len(efa_interfaces) > instance_type.efa:
-        yield Flaw(
-            "AttachmentLimitExceeded",
-            f"EFA interface count {len(efa_interfaces)} exceeds the limit for {instance_type.name}",
-        )
-    for index, count in Counter(_slot_of(nic)[0] for nic in interfaces).items():
-        if index not in cards:
-            yield _invalid_value(
-                f"The network card index {index} is not valid for {instance_type.name}, which has {len(cards)}."
-            )
-        elif count > cards[index].slots:
-            yield Flaw("AttachmentLimitExceeded", f"Interface count {count} exceeds the limit for {instance_type.name}")
-    for nic in interfaces:
-        index, device = _slot_of(nic)
-        card, kind = cards.get(index), nic.get("InterfaceType") or "interface"
-        if card and device >= card.slots:
-            yield _invalid_value(
-                f"The specified number '{device}' for the device index exceeds the maximum number of network interfaces "
-                f"supported by the network card at network card index {index}. The maximum devices for this network card "
-                f"is {card.slots}. Specify a number from 0 to {card.slots - 1}, and try again."
-            )
-        if card and instance_type.efa and kind in ("efa", "efa-only") and kind not in card.kinds:
-            yield _invalid_combination(
-                f"The network card at index {index} of {instance_type.name} does not support the type {kind}."
-            )
-
-
-def _market_flaws(data: Mapping[str, Any], instance_type: Instance) -> Iterator[Flaw]:
+def _placement_flaws(backend: Any, data: Mapping[str, Any]) -> Iterator[Flaw]:
     market = (data.get("InstanceMarketOptions") or {}).get("MarketType")
     target = (data.get("CapacityReservationSpecification") or {}).get("CapacityReservationTarget") or {}
-    if market in ("spot", "capacity-block") and market not in instance_type.usage:
-        yield Flaw(
-            "UnsupportedOperation",
-            f"The instance type '{instance_type.name}' does not support the market type {market}.",
-        )
+    name = (data.get("Placement") or {}).get("GroupName")
     if market == "capacity-block" and not target.get("CapacityReservationId"):
         yield _invalid_combination("A capacity-block launch must target a capacity reservation id.")
     if market == "spot" and target:
         yield _invalid_combination("A capacity reservation cannot be targeted by a Spot request.")
-
-
-def _placement_flaws(backend: Any, data: Mapping[str, Any], instance_type: Instance) -> Iterator[Flaw]:
-    name = (data.get("Placement") or {}).get("GroupName")
-    if not name:
-        return
-    group = placement_groups(backend).get(name)
-    if group is None:
+    if name and name not in placement_groups(backend):
         yield Flaw("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-        return
-    if group.strategy not in instance_type.placement:
-        yield _invalid_combination(
-            f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type.name}' instance type. "
-            "Specify a supported instance type or change the placement group strategy, and try again."
-        )
-    if (data.get("InstanceMarketOptions") or {}).get("MarketType") == "capacity-block":
+    if name and market == "capacity-block":
         yield _invalid_combination("A placement group cannot be specified for a Capacity Block launch.")
 
 

@@ -1,4 +1,4 @@
-"""Launch templates with all fields; malformed data is refused, and other flaws are returned as a warning.
+"""Launch templates with the tags and the user data that they were given.
 
 moto adds the template's own tags to the data of its launches, never renews them, and forgets on a second version that
 user data is encoded; the provider would see changes where there are none.
@@ -16,11 +16,10 @@ from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
-from infra.local.additions.ec2.launch_rules import MOST_USER_DATA, find_flaws
-from infra.local.additions.ec2.placement import refuse_dry_run
+from infra.local.additions.ec2.launch_rules import MOST_USER_DATA
 from infra.local.additions.serving import Call, refuse, serve
 
-LEFT_OUT = "launch templates: key pairs, block devices, CPU and metadata options are kept but not checked"
+LEFT_OUT = "launch templates are kept and not checked before a launch; none warns, as CreateLaunchTemplate does"
 
 
 @cache
@@ -35,7 +34,6 @@ def install() -> None:
 def _create(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
     data = _decode_data(call.get("LaunchTemplateData", {}))
-    refuse_dry_run(call)
     tags = convert_tag_spec(call.get("TagSpecifications", []))
     template = backend.create_launch_template(
         call.get("LaunchTemplateName"), call.get("VersionDescription"), data, tags
@@ -49,7 +47,7 @@ def _create(call: Call) -> Mapping[str, Any]:
         "LaunchTemplateName": template.name,
         "Tags": template.tags,
     }
-    return {"LaunchTemplate": description, **_warning(backend, data)}
+    return {"LaunchTemplate": description}
 
 
 def _create_version(call: Call) -> Mapping[str, Any]:
@@ -58,7 +56,6 @@ def _create_version(call: Call) -> Mapping[str, Any]:
     template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
     source = call.get("SourceVersion")
     data = {**(template.get_version(source).data if source else {}), **_decode_data(call.get("LaunchTemplateData", {}))}
-    refuse_dry_run(call)
     version = template.create_version(data, call.get("VersionDescription"))
     description = {
         "CreateTime": version.create_time,
@@ -70,7 +67,7 @@ def _create_version(call: Call) -> Mapping[str, Any]:
         "VersionDescription": version.description,
         "VersionNumber": version.number,
     }
-    return {"LaunchTemplateVersion": description, **_warning(backend, data)}
+    return {"LaunchTemplateVersion": description}
 
 
 def _decode_data(template_data: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,8 +77,3 @@ def _decode_data(template_data: Mapping[str, Any]) -> dict[str, Any]:
         if len(base64.b64decode(encoded)) > MOST_USER_DATA:
             refuse("InvalidParameterValue", f"User data is limited to {MOST_USER_DATA} bytes")
     return data
-
-
-def _warning(backend: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    flaws = find_flaws(backend, data)
-    return {"Warning": {"Errors": [{"Code": flaw.code, "Message": flaw.message} for flaw in flaws]}} if flaws else {}

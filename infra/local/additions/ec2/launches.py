@@ -1,8 +1,9 @@
 """Instance launches as EC2 runs them: flawed requests are refused, and all network interfaces are created.
 
-moto gives an instance one interface of type `interface`, whatever the template contains, and ignores the template's
-market, placement, instance profile and version. Here an instance gets all its interfaces on their cards; interfaces of
-type `efa-only` take no address of the subnet, and a targeted capacity reservation loses a place until the instance ends.
+moto gives an instance one interface of type `interface`, whatever the template contains, and ignores the template's market,
+placement and instance profile: https://github.com/getmoto/moto/pull/9858 takes its type, groups, key and user data. Here an
+instance gets all its interfaces on their cards; interfaces of type `efa-only` take no address of the subnet, and a targeted
+capacity reservation loses a place until the instance ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from moto.ec2.utils import random_eni_attach_id
 from infra.local.additions.ec2 import images
 from infra.local.additions.ec2.capacity import Reservation, release_capacity, reservations
 from infra.local.additions.ec2.launch_rules import find_flaws
-from infra.local.additions.wrapping import around
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = "instances run nothing: they have a state, interfaces and tags, but no operating system"
 _TEMPLATE_MEMBERS = (
@@ -81,12 +82,6 @@ def find_target_reservation(backend: Any, data: Mapping[str, Any], count: int) -
     if reservation is None:
         raise EC2ClientError(
             "InvalidCapacityReservationId.NotFound", f"The capacity reservation '{reservation_id}' does not exist."
-        )
-    market = (data.get("InstanceMarketOptions") or {}).get("MarketType")
-    if (market == "capacity-block") != (reservation.kind == "capacity-block"):
-        raise EC2ClientError(
-            "InvalidParameterCombination",
-            f"{reservation_id} is of type {reservation.kind}; the market type does not fit.",
         )
     if reservation.instance_type != data.get("InstanceType"):
         raise EC2ClientError("InvalidParameterValue", f"{reservation_id} is for {reservation.instance_type}.")

@@ -13,7 +13,7 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, conve
 
 from infra.local.additions.lookups import new_id
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import apply_filters, get_or_create
+from infra.local.patches.wrapping import get_or_create
 
 LEFT_OUT = "placement groups are names, of strategy cluster only: nothing is placed or refused for lack of room"
 
@@ -46,12 +46,6 @@ def register_id_prefix(resource: str, prefix: str) -> None:
     EC2_PREFIX_TO_RESOURCE[prefix] = resource
 
 
-def refuse_dry_run(call: Call) -> None:
-    """Refuse a dry run as EC2 does when the request is valid."""
-    if call.get("DryRun"):
-        refuse("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
-
-
 def put_tags(call: Call, resource: str, resource_id: str) -> None:
     backend = ec2_backends[call.account][call.region]
     backend.create_tags([resource_id], convert_tag_spec(call.get("TagSpecifications", [])).get(resource, {}))
@@ -66,11 +60,8 @@ def _create(call: Call) -> Mapping[str, Any]:
     name, strategy = call.get("GroupName"), call.get("Strategy", "cluster")
     if strategy != "cluster":
         refuse("InvalidParameterValue", f"The embedded AWS makes cluster placement groups only, not {strategy}.")
-    if not name:
-        refuse("MissingParameter", "The request must contain the parameter groupName")
     if name in groups:
         refuse("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-    refuse_dry_run(call)
     group = groups[name] = PlacementGroup(
         id=new_id("pg"),
         name=name,
@@ -83,17 +74,11 @@ def _create(call: Call) -> Mapping[str, Any]:
 def _describe(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
     groups = placement_groups(backend)
-    names, ids = call.get("GroupNames", []), call.get("GroupIds", [])
+    names = call.get("GroupNames", [])
     for name in names:
         if name not in groups:
             refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-    descriptions = [
-        _describe_group(backend, group)
-        for group in groups.values()
-        if (not names or group.name in names) and (not ids or group.id in ids)
-    ]
-    keys = {"group-name": "GroupName", "strategy": "Strategy", "state": "State", "group-arn": "GroupArn"}
-    return {"PlacementGroups": apply_filters(descriptions, call.get("Filters", []), keys)}
+    return {"PlacementGroups": [_describe_group(backend, groups[name]) for name in names or groups]}
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
@@ -105,7 +90,6 @@ def _delete(call: Call) -> Mapping[str, Any]:
     )
     if any(instance.placement.group_name == name for instance in running):
         refuse("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted.")
-    refuse_dry_run(call)
     del placement_groups(backend)[name]
     return {}
 

@@ -22,8 +22,8 @@ from infra.local.additions.eks.clusters import (
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "eks access: a principal need not exist in IAM, nothing is permitted or denied, HyperPod adds no entries of its own, "
-    "no lists of entries and policies"
+    "eks access: a principal need not exist in IAM, nothing is permitted or denied, entries are of type STANDARD and change "
+    "with their policies only, HyperPod adds no entries of its own, no lists of entries and policies"
 )
 POLICIES = (
     "AmazonEKSClusterAdminPolicy",
@@ -36,7 +36,6 @@ POLICIES = (
     "AmazonSagemakerHyperpodSystemNamespacePolicy",
 )
 """https://docs.aws.amazon.com/eks/latest/userguide/access-policy-permissions.html"""
-TYPES = ("STANDARD", "FARGATE_LINUX", "EC2_LINUX", "EC2_WINDOWS", "EC2", "HYBRID_LINUX", "HYPERPOD_LINUX")
 
 
 def install() -> None:
@@ -46,16 +45,13 @@ def install() -> None:
         {
             "CreateAccessEntry": _create_entry,
             "DescribeAccessEntry": lambda call: {"accessEntry": _describe_entry(_get_entry(call))},
-            "UpdateAccessEntry": _update_entry,
             "DeleteAccessEntry": _delete_entry,
             "AssociateAccessPolicy": _associate,
             "DisassociateAccessPolicy": _disassociate,
             "ListAssociatedAccessPolicies": _list_associated,
             "CreatePodIdentityAssociation": _create_identity,
             "DescribePodIdentityAssociation": lambda call: {"association": _get_identity(call)},
-            "UpdatePodIdentityAssociation": _update_identity,
             "DeletePodIdentityAssociation": _delete_identity,
-            "ListPodIdentityAssociations": _list_identities,
         },
         invalid=INVALID,
     )
@@ -87,17 +83,6 @@ def _describe_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name != "policies"}
 
 
-def _check_entry(call: Call) -> None:
-    kind = call.get("type", "STANDARD")
-    for group in call.get("kubernetesGroups", []):
-        if group.startswith("system:"):
-            reject(f"The kubernetes group name {group} is invalid, it cannot start with system:")
-    if call.get("username", "").startswith("system:"):
-        reject("The username must not begin with system:")
-    if kind != "STANDARD" and (call.get("kubernetesGroups") or call.get("username")):
-        reject(f"Kubernetes groups and username cannot be set for an access entry of type {kind}")
-
-
 def _create_entry(call: Call) -> Mapping[str, Any]:
     plane = _get_api_cluster(call)
     principal = call.params["principalArn"]
@@ -107,21 +92,20 @@ def _create_entry(call: Call) -> Mapping[str, Any]:
     if principal in plane.parts["entries"]:
         message = "The specified access entry resource is already in use on this cluster."
         refuse("ResourceInUseException", message, clusterName=plane.name)
-    if call.get("type", "STANDARD") not in TYPES:
-        reject(f"The type {call.params['type']} is not valid")
-    _check_entry(call)
+    if call.get("type", "STANDARD") != "STANDARD":
+        reject("The embedded AWS makes access entries of type STANDARD only")
     now = datetime.now(UTC)
     path = f"{plane.name}/{service}/{principal.split(':')[4]}/{name.rpartition('/')[2]}/{uuid4()}"
     entry = {
         "clusterName": plane.name,
         "principalArn": principal,
-        "kubernetesGroups": call.get("kubernetesGroups", []),
+        "kubernetesGroups": [],
         "accessEntryArn": arn(call, "access-entry", path),
         "createdAt": now,
         "modifiedAt": now,
         "tags": dict(call.get("tags", {})),
-        "username": call.get("username", _username(principal)),
-        "type": call.get("type", "STANDARD"),
+        "username": _username(principal),
+        "type": "STANDARD",
         "policies": {},
     }
     plane.parts["entries"][principal] = entry
@@ -134,16 +118,6 @@ def _username(principal: str) -> str:
         return principal
     name = principal.rpartition("/")[2]
     return principal.split(":role/")[0].replace(":iam:", ":sts:") + f":assumed-role/{name}/{{{{SessionName}}}}"
-
-
-def _update_entry(call: Call) -> Mapping[str, Any]:
-    entry = _get_entry(call)
-    _check_entry(call)
-    for name in ("kubernetesGroups", "username"):
-        if call.get(name) is not None:
-            entry[name] = call.params[name]
-    entry["modifiedAt"] = datetime.now(UTC)
-    return {"accessEntry": _describe_entry(entry)}
 
 
 def _delete_entry(call: Call) -> Mapping[str, Any]:
@@ -160,13 +134,8 @@ def _associate(call: Call) -> Mapping[str, Any]:
     entry, policy, scope = _get_entry(call), call.params["policyArn"], call.params["accessScope"]
     if policy not in [_policy_arn(call, name) for name in POLICIES]:
         reject("The policyArn parameter format is not valid")
-    if entry["type"] != "STANDARD":
-        reject("You can only associate policies with access entries of type STANDARD")
-    if (scope.get("type") == "namespace") != bool(scope.get("namespaces")):
-        reject("Namespaces must be given for an access scope of type namespace, and only for it")
     now = datetime.now(UTC)
-    associated_at = entry["policies"].get(policy, {}).get("associatedAt", now)
-    association = {"policyArn": policy, "accessScope": scope, "associatedAt": associated_at, "modifiedAt": now}
+    association = {"policyArn": policy, "accessScope": scope, "associatedAt": now, "modifiedAt": now}
     entry["policies"][policy] = association
     return {
         "clusterName": entry["clusterName"],
@@ -198,19 +167,20 @@ def _get_identity(call: Call) -> dict[str, Any]:
     return identity
 
 
-def add_identity(call: Call, plane: ControlPlane, namespace: str, account: str, role: str) -> dict[str, Any]:
+def _create_identity(call: Call) -> Mapping[str, Any]:
     """Give the pods of a service account a role; refuse a second role for the same account."""
+    plane, parameters = get_active_cluster(call), call.params
     for other in plane.parts["identities"].values():
-        if (other["namespace"], other["serviceAccount"]) == (namespace, account):
+        if all(other[name] == parameters[name] for name in ("namespace", "serviceAccount")):
             message = f"Association already exists: {other['associationId']}"
             refuse("ResourceInUseException", message, clusterName=plane.name)
-    check_role(call, role, "pods.eks.amazonaws.com")
+    check_role(call, parameters["roleArn"], "pods.eks.amazonaws.com")
     now, association_id = datetime.now(UTC), f"a-{secrets.token_hex(9)[:17]}"
     record = {
         "clusterName": plane.name,
-        "namespace": namespace,
-        "serviceAccount": account,
-        "roleArn": role,
+        "namespace": parameters["namespace"],
+        "serviceAccount": parameters["serviceAccount"],
+        "roleArn": parameters["roleArn"],
         "associationArn": arn(call, "podidentityassociation", f"{plane.name}/{association_id}"),
         "associationId": association_id,
         "tags": dict(call.get("tags", {})),
@@ -219,27 +189,6 @@ def add_identity(call: Call, plane: ControlPlane, namespace: str, account: str, 
         "disableSessionTags": call.get("disableSessionTags", False),
     }
     plane.parts["identities"][association_id] = record
-    return record
-
-
-def _create_identity(call: Call) -> Mapping[str, Any]:
-    parameters = call.params
-    record = add_identity(
-        call, get_active_cluster(call), parameters["namespace"], parameters["serviceAccount"], parameters["roleArn"]
-    )
-    if "targetRoleArn" in parameters:
-        record["targetRoleArn"] = parameters["targetRoleArn"]
-    return {"association": record}
-
-
-def _update_identity(call: Call) -> Mapping[str, Any]:
-    record = _get_identity(call)
-    if "roleArn" in call.params:
-        check_role(call, call.params["roleArn"], "pods.eks.amazonaws.com")
-    for name in ("roleArn", "targetRoleArn", "disableSessionTags"):
-        if name in call.params:
-            record[name] = call.params[name]
-    record["modifiedAt"] = datetime.now(UTC)
     return {"association": record}
 
 
@@ -247,16 +196,3 @@ def _delete_identity(call: Call) -> Mapping[str, Any]:
     record = _get_identity(call)
     del _get_plane(call).parts["identities"][record["associationId"]]
     return {"association": record}
-
-
-def _list_identities(call: Call) -> Mapping[str, Any]:
-    summaries = [
-        {name: value for name, value in record.items() if name in _SUMMARY}
-        for record in _get_plane(call).parts["identities"].values()
-        if call.get("namespace") in (None, record["namespace"])
-        and call.get("serviceAccount") in (None, record["serviceAccount"])
-    ]
-    return {"associations": summaries}
-
-
-_SUMMARY = ("clusterName", "namespace", "serviceAccount", "associationArn", "associationId")

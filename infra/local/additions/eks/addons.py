@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,8 +10,8 @@ from uuid import uuid4
 
 from moto.eks.responses import EKSResponse
 
-from infra.local.additions.eks.access import add_identity
 from infra.local.additions.eks.clusters import (
+    DEFAULT_VERSION,
     INVALID,
     ControlPlane,
     arn,
@@ -25,11 +24,11 @@ from infra.local.additions.hyperpod import clusters as hyperpod
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "eks add-ons: nothing is installed; two made-up versions each, the second for every Kubernetes version; configuration "
-    "values are held against no schema and conflict with nothing"
+    "eks add-ons: nothing is installed; one made-up version each, for every Kubernetes version; configuration values are held "
+    "against no schema and conflict with nothing; no pod identities of an add-on's own"
 )
 CREATING_SECONDS = 0.2
-VERSIONS = ("v1.0.0-eksbuild.1", "v1.1.0-eksbuild.1")
+VERSION = "v1.1.0-eksbuild.1"
 DAEMON_ADDONS = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent")
 """DaemonSets, which are healthy without a node."""
 POD_ADDONS = (
@@ -86,45 +85,21 @@ def _create(call: Call) -> Mapping[str, Any]:
         reject(f"Addon {name} specified is not supported in {plane.version} kubernetes version")
     if name in plane.parts["addons"]:
         refuse("ResourceInUseException", "Addon already exists.", clusterName=plane.name, addonName=name)
-    _check_values(call)
     now = datetime.now(UTC)
     record = {
         "addonName": name,
         "clusterName": plane.name,
-        "addonVersion": _check_version(call.get("addonVersion", VERSIONS[-1])),
+        "addonVersion": VERSION,
         "addonArn": arn(call, "addon", f"{plane.name}/{name}/{uuid4()}"),
         "createdAt": now,
         "modifiedAt": now,
         "tags": dict(call.get("tags", {})),
-        "podIdentityAssociations": _add_identities(call, plane),
         "ready": time.monotonic() + CREATING_SECONDS,
     }
-    for member in ("serviceAccountRoleArn", "configurationValues"):
-        if call.get(member) is not None:
-            record[member] = call.params[member]
+    if call.get("configurationValues") is not None:
+        record["configurationValues"] = call.params["configurationValues"]
     plane.parts["addons"][name] = record
     return {"addon": _describe_addon(call, record)}
-
-
-def _check_version(version: str) -> str:
-    if version not in VERSIONS:
-        reject("Addon version specified is not supported")
-    return version
-
-
-def _check_values(call: Call) -> None:
-    try:
-        json.loads(call.get("configurationValues", "{}"))
-    except ValueError:
-        reject("ConfigurationValue is not in valid JSON/YAML format")
-
-
-def _add_identities(call: Call, plane: ControlPlane) -> list[str]:
-    records = [
-        add_identity(call, plane, "kube-system", association["serviceAccount"], association["roleArn"])
-        for association in call.get("podIdentityAssociations", [])
-    ]
-    return [str(record["associationArn"]) for record in records]
 
 
 def _describe_addon(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,11 +119,8 @@ def _describe_addon(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count_nodes(call: Call, plane: ControlPlane) -> int:
-    hyperpod_clusters = [
-        cluster for cluster in hyperpod.clusters(call).values() if _orchestrated_by(cluster, plane.arn)
-    ]
-    return (
-        len(plane.nodegroups) + len(plane.fargate_profiles) + sum(len(cluster.nodes) for cluster in hyperpod_clusters)
+    return sum(
+        len(cluster.nodes) for cluster in hyperpod.clusters(call).values() if _orchestrated_by(cluster, plane.arn)
     )
 
 
@@ -159,51 +131,25 @@ def _orchestrated_by(cluster: hyperpod.Cluster, eks_arn: str) -> bool:
 
 def _update(call: Call) -> Mapping[str, Any]:
     record = _get_addon(call)
-    _check_values(call)
-    if "addonVersion" in call.params:
-        _check_version(call.params["addonVersion"])
-    for name in ("addonVersion", "serviceAccountRoleArn", "configurationValues"):
-        if call.get(name) is not None:
-            record[name] = call.params[name]
-    if "podIdentityAssociations" in call.params:
-        plane = _get_plane(call)
-        for association in record["podIdentityAssociations"]:
-            plane.parts["identities"].pop(association.rpartition("/")[2], None)
-        record["podIdentityAssociations"] = _add_identities(call, plane)
+    if call.get("configurationValues") is not None:
+        record["configurationValues"] = call.params["configurationValues"]
     record["modifiedAt"] = datetime.now(UTC)
-    return {"update": record_update(_get_plane(call), "AddonUpdate", {"AddonVersion": record["addonVersion"]})}
+    return {"update": record_update(_get_plane(call), "AddonUpdate")}
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
     record, plane = _get_addon(call), _get_plane(call)
     description = _describe_addon(call, record) | {"status": "DELETING"}
-    for association in record["podIdentityAssociations"]:
-        plane.parts["identities"].pop(association.rpartition("/")[2], None)
     del plane.parts["addons"][record["addonName"]]
     return {"addon": description}
 
 
 def _describe_versions(call: Call) -> Mapping[str, Any]:
-    addon_name = call.get("addonName")
-    kubernetes = call.get("kubernetesVersion", "1.33")
-
-    def info(version: str) -> dict[str, Any]:
-        compatibility = {
-            "clusterVersion": kubernetes,
-            "platformVersions": ["*"],
-            "defaultVersion": version == VERSIONS[-1],
-        }
-        return {"addonVersion": version, "architecture": ["amd64", "arm64"], "compatibilities": [compatibility]}
-
-    names = [name for name in (*DAEMON_ADDONS, *POD_ADDONS) if addon_name in (None, name)]
-    addons = [
-        {
-            "addonName": name,
-            "type": "networking",
-            "addonVersions": [info(version) for version in reversed(VERSIONS)],
-            "publisher": "eks",
-            "owner": "aws",
-        }
-        for name in names
-    ]
-    return {"addons": addons}
+    compatibility = {"clusterVersion": call.get("kubernetesVersion", DEFAULT_VERSION), "platformVersions": ["*"]}
+    version = {
+        "addonVersion": VERSION,
+        "architecture": ["amd64", "arm64"],
+        "compatibilities": [{**compatibility, "defaultVersion": True}],
+    }
+    names = [name for name in (*DAEMON_ADDONS, *POD_ADDONS) if call.get("addonName") in (None, name)]
+    return {"addons": [{"addonName": name, "addonVersions": [version]} for name in names]}

@@ -1,14 +1,16 @@
-"""EKS control planes with the service's rules and life cycle; node groups and Fargate are moto's."""
+"""EKS control planes with the service's checks of network and role, and a life cycle.
+
+moto's clusters have neither VPC nor access configuration, are active at once and never change; it has no add-ons, access
+entries or pod identities.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from ipaddress import IPv4Network
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -23,40 +25,15 @@ from infra.local.additions.ec2 import interfaces
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "eks: control planes without Kubernetes; any version 1.x is taken; no access entry for the creator, no outposts, identity "
-    "providers, changes of encryption, Auto Mode or scaling, waiting for the update before, or pages of long listings"
+    "eks: control planes without Kubernetes; any version 1.x is taken; no access entry for the creator, no encryption, "
+    "outposts, identity providers, Auto Mode or scaling; only version, logs, endpoints and support change, and in no time"
 )
 INVALID = "InvalidParameterException"
 CREATING_SECONDS = 0.3
 DEFAULT_VERSION = "1.33"
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
-CLOSED_ZONES = ("use1-az3", "usw1-az2", "cac1-az3")
-"""https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"""
-EVERYONE = "0.0.0.0/0"
-MAX_RANGES = 40
-"""https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html"""
-RESERVED = (
-    *map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")),
-    *map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")),
-)
-"""Private ranges and others that are not on the internet; documentation ranges are accepted, which is untested on AWS
-(https://docs.aws.amazon.com/eks/latest/userguide/config-cluster-endpoint.html)."""
-MODES = ("CONFIG_MAP", "API_AND_CONFIG_MAP", "API")
-DEFAULT_OPTIONS = {
-    "upgradePolicy": {"supportType": "EXTENDED"},
-    "zonalShiftConfig": None,
-    "computeConfig": None,
-    "storageConfig": None,
-    "deletionProtection": False,
-    "controlPlaneScalingConfig": None,
-    "remoteNetworkConfig": None,
-}
-UPDATE_TYPES = {
-    "logging": "LoggingUpdate",
-    "accessConfig": "AccessConfigUpdate",
-    "upgradePolicy": "UpgradePolicyUpdate",
-    "deletionProtection": "DeletionProtectionUpdate",
-}
+DEFAULT_UPGRADE_POLICY = {"supportType": "EXTENDED"}
+UPDATE_TYPES = {"logging": "LoggingUpdate", "upgradePolicy": "UpgradePolicyUpdate"}
 
 
 class ControlPlane(MotoCluster):
@@ -73,7 +50,6 @@ class ControlPlane(MotoCluster):
             aws_partition=call.partition,
             version=call.get("version", DEFAULT_VERSION),
             tags=dict(call.get("tags", {})),
-            encryption_config=call.get("encryptionConfig"),
         )
         self.ready = time.monotonic() + CREATING_SECONDS
         self.resources_vpc_config = {**_endpoint_config(parameters["resourcesVpcConfig"]), "vpcId": vpc}
@@ -82,7 +58,7 @@ class ControlPlane(MotoCluster):
             "bootstrapClusterCreatorAdminPermissions": True,
             **call.get("accessConfig", {}),
         }
-        self.options = {name: call.get(name, default) for name, default in DEFAULT_OPTIONS.items()}
+        self.upgrade_policy = call.get("upgradePolicy", DEFAULT_UPGRADE_POLICY)
         self.kubernetes_network_config: dict[str, Any] = {
             "serviceIpv4Cidr": "172.20.0.0/16",
             "ipFamily": "ipv4",
@@ -94,7 +70,7 @@ class ControlPlane(MotoCluster):
         self.identity = {"oidc": {"issuer": f"https://oidc.eks.{call.region}.amazonaws.com/id/{identity}"}}
         self.endpoint = f"https://{identity}.gr7.{call.region}.eks.amazonaws.com"
         self.parts: dict[str, dict[str, Any]] = {"addons": {}, "entries": {}, "identities": {}}
-        self.updates: dict[str, Update] = {}
+        self.updates: dict[str, dict[str, Any]] = {}
         self.interfaces: list[str] = []
 
     @property
@@ -104,26 +80,6 @@ class ControlPlane(MotoCluster):
     @status.setter
     def status(self, value: str) -> None:
         """Ignore the status that moto sets at creation; the clock determines it."""
-
-
-@dataclass
-class Update:
-    """A change of a cluster or an add-on, which is complete as soon as it is accepted."""
-
-    kind: str
-    params: list[dict[str, str]] = field(default_factory=list)
-    id: str = field(default_factory=lambda: str(uuid4()))
-    created: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "status": "Successful",
-            "type": self.kind,
-            "params": self.params,
-            "createdAt": self.created,
-            "errors": [],
-        }
 
 
 def install() -> None:
@@ -207,33 +163,11 @@ def _check_network(call: Call, network: Mapping[str, Any]) -> str:
     """Return the VPC of the subnets, which must be in at least two zones with EKS."""
     vpc, subnets = lookups.find_vpc(call, network.get("subnetIds") or [], network.get("securityGroupIds") or [], reject)
     zones = {str(subnet.availability_zone_id) for subnet in subnets}
-    for zone in zones.intersection(CLOSED_ZONES):
-        message = (
-            f"Cannot create cluster because {zone}, the targeted availability zone, does not currently have sufficient "
-        )
-        refuse("UnsupportedAvailabilityZoneException", message + "capacity to support the cluster.")
     if len(zones) < 2:
         reject("Subnets specified must be in at least two different AZs")
     if network.get("endpointPublicAccess") is False and not network.get("endpointPrivateAccess"):
         reject("Private and public endpoint access cannot be false")
-    _check_ranges(network.get("publicAccessCidrs") or [])
     return vpc
-
-
-def _check_ranges(ranges: Sequence[str]) -> None:
-    """Refuse CIDRs that EKS calls reserved, without a documented list; 0.0.0.0/0 is allowed."""
-    if invalid_ranges := [text for text in ranges if text != EVERYONE and not _is_public(text)]:
-        reject(f"The following CIDRs are invalid in publicAccessCidrs: [{', '.join(invalid_ranges)}]")
-    if len(ranges) > MAX_RANGES:
-        reject(f"publicAccessCidrs must have {MAX_RANGES} entries at most")
-
-
-def _is_public(text: str) -> bool:
-    try:
-        block = IPv4Network(text)
-    except ValueError:
-        return False
-    return "/" in text and not any(block.overlaps(reserved) for reserved in RESERVED)
 
 
 def _endpoint_config(network: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,19 +211,15 @@ def _describe_cluster(plane: ControlPlane) -> dict[str, Any]:
         "certificateAuthority": plane.certificate_authority,
         "platformVersion": "eks.1",
         "tags": plane.tags,
-        "encryptionConfig": plane.encryption_config,
         "accessConfig": plane.access_config,
         "health": {"issues": []},
-        **{name: value for name, value in plane.options.items() if value is not None},
+        "upgradePolicy": plane.upgrade_policy,
+        "deletionProtection": False,
     }
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
     plane = get_control_plane(call, call.params["name"])
-    if plane.nodegroups or plane.fargate_profiles:
-        refuse("ResourceInUseException", "Cluster has nodegroups attached", clusterName=plane.name)
-    if plane.options["deletionProtection"]:
-        refuse("InvalidRequestException", "Cluster has deletion protection enabled")
     del eks_backends[call.account][call.region].clusters[plane.name]
     interfaces.delete_interfaces(call, plane.interfaces)
     group = plane.resources_vpc_config["clusterSecurityGroupId"]
@@ -299,8 +229,6 @@ def _delete(call: Call) -> Mapping[str, Any]:
 
 def _update_config(call: Call) -> Mapping[str, Any]:
     plane = get_control_plane(call, call.params["name"])
-    if plane.status != "ACTIVE":
-        refuse("ResourceInUseException", f"Cluster '{plane.name}' is not in ACTIVE status", clusterName=plane.name)
     update_names = [name for name in call.params if name in UPDATE_TYPES or name == "resourcesVpcConfig"]
     if len(update_names) != 1:
         reject("Only one type of update can be allowed.")
@@ -308,33 +236,17 @@ def _update_config(call: Call) -> Mapping[str, Any]:
     if name == "resourcesVpcConfig":
         return {"update": record_update(plane, _change_vpc_config(call, plane))}
     if name == "logging":
-        log_types = _log_types(plane.log_types, call.params["logging"])
-        if log_types == plane.log_types:
-            reject("No changes needed for the logging config provided")
-        plane.log_types = log_types
-    elif name == "accessConfig":
-        _change_auth_mode(plane, call.params["accessConfig"]["authenticationMode"])
+        plane.log_types = _log_types(plane.log_types, call.params["logging"])
     else:
-        plane.options[name] = call.params[name]
+        plane.upgrade_policy = call.params[name]
     return {"update": record_update(plane, UPDATE_TYPES[name])}
-
-
-def _change_auth_mode(plane: ControlPlane, mode: str) -> None:
-    current = plane.access_config["authenticationMode"]
-    if MODES.index(mode) <= MODES.index(current):
-        reject(f"Unsupported authentication mode update from {current} to {mode}")
-    plane.access_config["authenticationMode"] = mode
 
 
 def _change_vpc_config(call: Call, plane: ControlPlane) -> str:
     changes = call.params["resourcesVpcConfig"]
     current = plane.resources_vpc_config
     desired = {**current, **changes}
-    if desired == current:
-        reject("Cluster is already at the desired configuration")
-    vpc = _check_network(call, desired)
-    if vpc != current["vpcId"]:
-        reject("Subnets must be in the VPC of the cluster")
+    _check_network(call, desired)
     current.update(_endpoint_config(desired))
     _create_interfaces(call, plane)
     return "VpcConfigUpdate" if "subnetIds" in changes or "securityGroupIds" in changes else "EndpointAccessUpdate"
@@ -343,40 +255,35 @@ def _change_vpc_config(call: Call, plane: ControlPlane) -> str:
 def _update_version(call: Call) -> Mapping[str, Any]:
     plane = get_control_plane(call, call.params["name"])
     version = call.params["version"]
-    if not re.fullmatch(r"1\.\d+", version):
-        reject("unsupported Kubernetes version")
-    step = int(version.split(".")[1]) - int(plane.version.split(".")[1])
-    if step == 0:
-        reject(f"Cluster is already at the desired configuration with endpointPrivateAccess, version {version}")
+    step = int(version.partition(".")[2]) - int(plane.version.partition(".")[2])
     if step != 1:
         reject(f"Unsupported Kubernetes minor version update from {plane.version} to {version}")
     plane.version = version
-    return {"update": record_update(plane, "VersionUpdate", {"Version": version})}
+    return {"update": record_update(plane, "VersionUpdate")}
 
 
-def record_update(plane: ControlPlane, kind: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-    update = Update(kind, [{"type": name, "value": value} for name, value in (params or {}).items()])
-    plane.updates[update.id] = update
-    return update.describe() | {"status": "InProgress"}
+def record_update(plane: ControlPlane, kind: str) -> dict[str, Any]:
+    """Return the description of a change, which is complete as soon as it is accepted."""
+    update = {"id": str(uuid4()), "type": kind, "params": [], "createdAt": datetime.now(UTC), "errors": []}
+    plane.updates[str(update["id"])] = {**update, "status": "Successful"}
+    return {**update, "status": "InProgress"}
 
 
 def _describe_update(call: Call) -> Mapping[str, Any]:
     update = get_control_plane(call, call.params["name"]).updates.get(call.params["updateId"])
     if update is None:
         refuse("ResourceNotFoundException", f"No update found for ID: {call.params['updateId']}")
-    return {"update": update.describe()}
+    return {"update": update}
 
 
 def _get_tags(call: Call) -> dict[str, str]:
     tags_by_arn: dict[str, dict[str, str]] = {}
-    for cluster in eks_backends[call.account][call.region].clusters.values():
-        tags_by_arn[cluster.arn] = cluster.tags
-        tags_by_arn |= {group.arn: group.tags for group in cluster.nodegroups.values()}
-        tags_by_arn |= {profile.fargate_profile_arn: profile.tags for profile in cluster.fargate_profiles.values()}
-        if isinstance(cluster, ControlPlane):
-            records = [record for kind in cluster.parts.values() for record in kind.values()]
-            names = ("addonArn", "accessEntryArn", "associationArn")
-            tags_by_arn |= {record[name]: record["tags"] for record in records for name in names if name in record}
+    planes: list[Any] = list(eks_backends[call.account][call.region].clusters.values())
+    for plane in planes:
+        tags_by_arn[plane.arn] = plane.tags
+        records = [record for kind in plane.parts.values() for record in kind.values()]
+        names = ("addonArn", "accessEntryArn", "associationArn")
+        tags_by_arn |= {record[name]: record["tags"] for record in records for name in names if name in record}
     tags = tags_by_arn.get(call.params["resourceArn"])
     if tags is None:
         refuse("NotFoundException", "Resource was not found")

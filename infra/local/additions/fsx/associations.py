@@ -1,8 +1,7 @@
-"""Data repository associations, which link a folder of a Lustre file system to a bucket or prefix, with the service's rules.
+"""Data repository associations, which moto lacks: links of a folder of a Lustre file system to a bucket or prefix.
 
-A file system takes eight associations at most, and FSx links them in sequence. Their folders and prefixes must not be nested.
-Intelligent-Tiering and automatic backups exclude associations. The bucket must be in the region of the file system.
-https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
+FSx makes them in sequence. Intelligent-Tiering and automatic backups exclude them, and the bucket must be in the region of the
+file system (https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html).
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import Any, NoReturn
 
 from moto.fsx.responses import FSxResponse
 
-from infra.catalog.fsx import MOST_ASSOCIATIONS
 from infra.local.additions import lookups
-from infra.local.additions.fsx.file_systems import arn, create_once, get_backend, get_file_system, get_store, list_tags
+from infra.local.additions.fsx.file_systems import arn, get_backend, get_file_system, get_store, list_tags
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
     "fsx data repository associations: no data moves in either direction; no notifications on the bucket, no MISCONFIGURED "
-    "state, no file caches, no tags given to an update"
+    "state; folders and prefixes that overlap, and how many there are, are judged by preflight only"
 )
 LINKING_SECONDS = 0.3
 
@@ -56,8 +54,7 @@ def _associations(call: Call) -> dict[str, Association]:
     return get_store(call).associations
 
 
-def _get_association(call: Call) -> Association:
-    association_id = call.params["AssociationId"]
+def _get_association(call: Call, association_id: str) -> Association:
     association = _associations(call).get(association_id)
     if association is None:
         refuse("DataRepositoryAssociationNotFound", f"Data repository association '{association_id}' does not exist.")
@@ -65,27 +62,13 @@ def _get_association(call: Call) -> Association:
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    return {"Association": _describe_association(call, _associations(call)[create_once(call, _create_association)])}
-
-
-def _create_association(call: Call) -> str:
     _check_file_system(get_file_system(call, call.params["FileSystemId"]).record)
+    _check_bucket(call)
     others = [
         association
         for association in _associations(call).values()
         if association.record["FileSystemId"] == call.params["FileSystemId"]
     ]
-    if len(others) >= MOST_ASSOCIATIONS:
-        message = f"A file system takes at most {MOST_ASSOCIATIONS} associations."
-        refuse("ServiceLimitExceeded", message, Limit="FILE_SYSTEM_COUNT")
-    folder, repository = _check_paths(call)
-    for other in others:
-        if _overlap(folder, _folder(other.record["FileSystemPath"])):
-            _reject(f"FileSystemPath {folder} overlaps with {other.record['FileSystemPath']} of another association.")
-        if _overlap(repository, _folder(other.record["DataRepositoryPath"])):
-            _reject(
-                f"DataRepositoryPath {repository} overlaps with {other.record['DataRepositoryPath']} of another association."
-            )
     association_id = lookups.new_id("dra")
     record = {
         "AssociationId": association_id,
@@ -99,9 +82,10 @@ def _create_association(call: Call) -> str:
         "CreationTime": datetime.now(UTC),
     }
     previous_end = max((other.ready for other in others), default=0.0)
-    _associations(call)[association_id] = Association(record, max(previous_end, time.monotonic()) + LINKING_SECONDS)
+    association = Association(record, max(previous_end, time.monotonic()) + LINKING_SECONDS)
+    _associations(call)[association_id] = association
     get_backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
-    return association_id
+    return {"Association": _describe_association(call, association)}
 
 
 def _check_file_system(record: Mapping[str, Any]) -> None:
@@ -114,14 +98,8 @@ def _check_file_system(record: Mapping[str, Any]) -> None:
         _reject("Data repository associations are not supported on a file system with automatic backups.")
 
 
-def _check_paths(call: Call) -> tuple[str, str]:
-    folder = call.get("FileSystemPath", "")
-    if not folder.startswith("/"):
-        _reject("FileSystemPath must begin with a forward slash.")
-    repository = call.params["DataRepositoryPath"]
-    bucket, _, _ = repository.removeprefix("s3://").partition("/")
-    if not repository.startswith("s3://") or not bucket:
-        _reject("DataRepositoryPath must have the form s3://bucket/prefix/.")
+def _check_bucket(call: Call) -> None:
+    bucket = call.params["DataRepositoryPath"].removeprefix("s3://").partition("/")[0]
     bucket_region = lookups.bucket_region(call, bucket)
     if bucket_region is None:
         _reject(f"Amazon FSx is unable to validate access to the S3 bucket {bucket}: the bucket does not exist.")
@@ -129,15 +107,6 @@ def _check_paths(call: Call) -> tuple[str, str]:
         _reject(
             f"The S3 bucket {bucket} is in {bucket_region}; it must be in the region of the file system, {call.region}."
         )
-    return _folder(folder), _folder(repository)
-
-
-def _folder(path: str) -> str:
-    return path.rstrip("/") + "/"
-
-
-def _overlap(first: str, second: str) -> bool:
-    return first.startswith(second) or second.startswith(first)
 
 
 def _active_policies(policies: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,24 +122,13 @@ def _describe_association(call: Call, association: Association) -> dict[str, Any
 
 
 def _describe(call: Call) -> Mapping[str, Any]:
-    by_id = _associations(call)
-    for association_id in call.get("AssociationIds", []):
-        if association_id not in by_id:
-            refuse(
-                "DataRepositoryAssociationNotFound", f"Data repository association '{association_id}' does not exist."
-            )
-    matches = [by_id[association_id] for association_id in call.get("AssociationIds") or by_id]
-    for query in call.get("Filters", []):
-        if query["Name"] == "file-system-id":
-            matches = [association for association in matches if association.record["FileSystemId"] in query["Values"]]
+    ids = call.get("AssociationIds") or list(_associations(call))
+    matches = [_get_association(call, association_id) for association_id in ids]
     return {"Associations": [_describe_association(call, association) for association in matches]}
 
 
 def _update(call: Call) -> Mapping[str, Any]:
-    association = _get_association(call)
-    if association.lifecycle != "AVAILABLE":
-        name = association.record["AssociationId"]
-        _reject(f"Data repository association {name} is {association.lifecycle}; it must be AVAILABLE.")
+    association = _get_association(call, call.params["AssociationId"])
     record = association.record
     record["ImportedFileChunkSize"] = call.get("ImportedFileChunkSize", record["ImportedFileChunkSize"])
     record["S3"] = _active_policies({**record["S3"], **call.get("S3", {})})
@@ -178,7 +136,7 @@ def _update(call: Call) -> Mapping[str, Any]:
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
-    association = _get_association(call)
+    association = _get_association(call, call.params["AssociationId"])
     del _associations(call)[association.record["AssociationId"]]
     return {
         "AssociationId": association.record["AssociationId"],

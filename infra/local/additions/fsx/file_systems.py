@@ -1,9 +1,12 @@
-"""Lustre and OpenZFS file systems with FSx's rules, defaults and life cycle, and OpenZFS volumes."""
+"""Lustre and OpenZFS file systems with FSx's defaults and life cycle, and the root volumes of OpenZFS.
+
+moto stores what a request holds: no defaults, no mount name, no interfaces, no updates, no volumes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -12,16 +15,17 @@ from typing import Any
 from moto.fsx.models import fsx_backends
 from moto.fsx.responses import FSxResponse
 
+from infra.catalog.fsx import VERSION
 from infra.local.additions import lookups
 from infra.local.additions.ec2 import interfaces
 from infra.local.additions.fsx import lustre as fsx_lustre
 from infra.local.additions.fsx import openzfs as fsx_openzfs
 from infra.local.additions.serving import Call, refuse, serve
-from infra.local.additions.wrapping import get_or_create
+from infra.local.patches.wrapping import get_or_create
 
 LEFT_OUT = (
-    "fsx: Lustre PERSISTENT_2 and OpenZFS SINGLE_AZ_HA_2 only, two network interfaces each; no data, file caches, snapshots, "
-    "child volumes, data repository tasks or pages of long listings; the hours of growing and settling pass at once"
+    "fsx: Lustre PERSISTENT_2 and OpenZFS SINGLE_AZ_HA_2 only, two network interfaces each; sizes, rates and IOPS are taken as "
+    "they come, which preflight judges; no data, changes of volumes, backups, or pages of long listings; changes take no time"
 )
 CREATING_SECONDS = 0.5
 
@@ -48,9 +52,8 @@ class FileSystem:
 
 @dataclass
 class Store:
-    """The state of FSx in a region that moto lacks: requests by their token, volumes, and data repository associations."""
+    """The state of FSx in a region that moto lacks: volumes and data repository associations."""
 
-    requests: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     volumes: dict[str, dict[str, Any]] = field(default_factory=dict)
     associations: dict[str, Any] = field(default_factory=dict)
 
@@ -65,7 +68,6 @@ def install() -> None:
             "UpdateFileSystem": _update,
             "DeleteFileSystem": _delete,
             "DescribeVolumes": _describe_volumes,
-            "UpdateVolume": _update_volume,
         },
     )
 
@@ -86,25 +88,6 @@ def get_file_system(call: Call, file_system_id: str) -> FileSystem:
     return file_system
 
 
-def create_once(call: Call, create: Callable[[Call], str]) -> str:
-    """Return the id of the resource that `create` creates, or created before under the same client token.
-
-    Refuse with IncompatibleParameterError when the requests under a token differ.
-    """
-    token, requests = call.get("ClientRequestToken"), get_store(call).requests
-    if token not in requests:
-        resource_id = create(call)
-        if token is not None:
-            requests[token] = (call.params, resource_id)
-        return resource_id
-    previous, resource_id = requests[token]
-    for name in sorted({*previous, *call.params}):
-        if previous.get(name) != call.params.get(name):
-            message = "The client request token was used before with other parameters."
-            refuse("IncompatibleParameterError", message, Parameter=name)
-    return resource_id
-
-
 def arn(call: Call, kind: str, name: str) -> str:
     return f"arn:{call.partition}:fsx:{call.region}:{call.account}:{kind}/{name}"
 
@@ -115,10 +98,6 @@ def list_tags(call: Call, resource_arn: str) -> list[dict[str, str]]:
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    return {"FileSystem": _describe_file_system(call, get_file_system(call, create_once(call, _create_file_system)))}
-
-
-def _create_file_system(call: Call) -> str:
     kind = call.params["FileSystemType"]
     if kind not in ("LUSTRE", "OPENZFS"):
         refuse("BadRequest", f"The emulation makes no file systems of type {kind}.")
@@ -147,7 +126,7 @@ def _create_file_system(call: Call) -> str:
     }
     if kind == "LUSTRE":
         record["LustreConfiguration"] = fsx_lustre.describe_configuration(call.params, _default_logs(call))
-        record["FileSystemTypeVersion"] = fsx_lustre.lustre_version(call.params)
+        record["FileSystemTypeVersion"] = call.get("FileSystemTypeVersion", VERSION)
     else:
         record["OpenZFSConfiguration"] = fsx_openzfs.describe_configuration(
             call.params, _create_root_volume(call, file_system_id)
@@ -156,11 +135,10 @@ def _create_file_system(call: Call) -> str:
     record["NetworkInterfaceIds"] = interfaces.create_interfaces(
         call, (subnets[0], subnets[-1]), call.get("SecurityGroupIds", []), "Created by Amazon FSx"
     )
-    get_backend(call).file_systems[file_system_id] = FileSystem(
-        {name: value for name, value in record.items() if value is not None}
-    )
+    file_system = FileSystem({name: value for name, value in record.items() if value is not None})
+    get_backend(call).file_systems[file_system_id] = file_system
     get_backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
-    return file_system_id
+    return {"FileSystem": _describe_file_system(call, file_system)}
 
 
 def _default_logs(call: Call) -> str:
@@ -227,79 +205,29 @@ def _describe(call: Call) -> Mapping[str, Any]:
 
 def _update(call: Call) -> Mapping[str, Any]:
     file_system = get_file_system(call, call.params["FileSystemId"])
-    if file_system.lifecycle != "AVAILABLE":
-        refuse(
-            "BadRequest", f"File system {file_system.file_system_id} is {file_system.lifecycle}; it must be AVAILABLE."
-        )
     record = file_system.record
+    record |= {name: call.params[name] for name in ("StorageCapacity", "FileSystemTypeVersion") if call.get(name)}
+    request = {**call.params, "StorageCapacity": record.get("StorageCapacity")}
     if record["FileSystemType"] == "LUSTRE":
-        fsx_lustre.check_update(record, call.params)
-        _change_lustre(call, record)
+        current = record["LustreConfiguration"]
+        record["LustreConfiguration"] = fsx_lustre.changed_configuration(current, request, _default_logs(call))
     else:
-        fsx_openzfs.check_update(record, call.params)
-        _change_openzfs(call, record)
-    record["AdministrativeActions"] = [_completed_action("FILE_SYSTEM_UPDATE")]
+        record["OpenZFSConfiguration"] = fsx_openzfs.changed_configuration(record["OpenZFSConfiguration"], request)
+    # The provider waits for this action.
+    now = datetime.now(UTC)
+    update = {"AdministrativeActionType": "FILE_SYSTEM_UPDATE", "Status": "COMPLETED", "RequestTime": now}
+    record["AdministrativeActions"] = [update]
     return {"FileSystem": _describe_file_system(call, file_system)}
-
-
-def _change_lustre(call: Call, record: dict[str, Any]) -> None:
-    changes = dict(call.get("LustreConfiguration", {}))
-    current = record["LustreConfiguration"]
-    linked = any(
-        association.record["FileSystemId"] == record["FileSystemId"]
-        for association in get_store(call).associations.values()
-    )
-    if changes.get("AutomaticBackupRetentionDays") and linked:
-        refuse("BadRequest", "Backups are not supported on a file system with a data repository association.")
-    for name in ("StorageCapacity", "FileSystemTypeVersion"):
-        record[name] = call.get(name, record.get(name))
-    if "LogConfiguration" in changes:
-        changes["LogConfiguration"] = fsx_lustre.log_configuration(changes["LogConfiguration"], _default_logs(call))
-    metadata = current.get("MetadataConfiguration")
-    if metadata:
-        metadata_changes = {**metadata, **changes.get("MetadataConfiguration", {})}
-        changes["MetadataConfiguration"] = fsx_lustre.metadata_configuration(
-            metadata_changes, record.get("StorageCapacity") or 0
-        )
-    current.update(changes)
-
-
-def _change_openzfs(call: Call, record: dict[str, Any]) -> None:
-    changes = dict(call.get("OpenZFSConfiguration", {}))
-    current = record["OpenZFSConfiguration"]
-    record["StorageCapacity"] = call.get("StorageCapacity", record["StorageCapacity"])
-    iops_changes = changes.pop("DiskIopsConfiguration", current["DiskIopsConfiguration"])
-    current.update(
-        changes, DiskIopsConfiguration=fsx_openzfs.iops_configuration(iops_changes, record["StorageCapacity"])
-    )
-
-
-def _completed_action(kind: str) -> dict[str, Any]:
-    return {
-        "AdministrativeActionType": kind,
-        "ProgressPercent": 100,
-        "RequestTime": datetime.now(UTC),
-        "Status": "COMPLETED",
-    }
 
 
 def _delete(call: Call) -> Mapping[str, Any]:
     file_system = get_file_system(call, call.params["FileSystemId"])
-    kind = file_system.record["FileSystemType"]
-    # FSx takes a final backup of OpenZFS unless the request skips it, and of Lustre only on request.
-    options = call.get(f"{'Lustre' if kind == 'LUSTRE' else 'OpenZFS'}Configuration", {})
-    backup = {}
-    if not options.get("SkipFinalBackup", kind == "LUSTRE"):
-        backup = {
-            "FinalBackupId": get_backend(call).create_backup(file_system.file_system_id, None, None, None).backup_id
-        }
     for resources in (get_store(call).volumes, get_store(call).associations):
         for name in [name for name, resource in resources.items() if _belongs_to(resource, file_system)]:
             del resources[name]
     interfaces.delete_interfaces(call, file_system.record["NetworkInterfaceIds"])
     del get_backend(call).file_systems[file_system.file_system_id]
-    response = "LustreResponse" if kind == "LUSTRE" else "OpenZFSResponse"
-    return {"FileSystemId": file_system.file_system_id, "Lifecycle": "DELETING", response: backup}
+    return {"FileSystemId": file_system.file_system_id, "Lifecycle": "DELETING"}
 
 
 def _belongs_to(resource: Any, file_system: FileSystem) -> bool:
@@ -316,14 +244,4 @@ def _get_volume(call: Call, volume_id: str) -> dict[str, Any]:
 
 def _describe_volumes(call: Call) -> Mapping[str, Any]:
     volumes = [_get_volume(call, volume_id) for volume_id in call.get("VolumeIds") or list(get_store(call).volumes)]
-    for query in call.get("Filters", []):
-        if query["Name"] == "file-system-id":
-            volumes = [volume for volume in volumes if volume["FileSystemId"] in query["Values"]]
     return {"Volumes": [{**volume, "Tags": list_tags(call, volume["ResourceARN"])} for volume in volumes]}
-
-
-def _update_volume(call: Call) -> Mapping[str, Any]:
-    volume = _get_volume(call, call.params["VolumeId"])
-    volume["OpenZFSConfiguration"].update(call.get("OpenZFSConfiguration", {}))
-    volume["AdministrativeActions"] = [_completed_action("VOLUME_UPDATE")]
-    return {"Volume": volume}

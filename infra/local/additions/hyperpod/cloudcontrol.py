@@ -10,7 +10,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -28,7 +27,7 @@ from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
     "cloudcontrol: AWS::SageMaker::Cluster only, the other types have resources of their own in the AWS provider; no hooks, "
-    "cancelling or listing of requests, roles to act with, or pages of long listings"
+    "listings, cancelling or repeating of requests, or roles to act with; read-only properties are dropped, not refused"
 )
 TYPES = {hyperpod_resource.TYPE: hyperpod_resource}
 FAILURES = {
@@ -38,14 +37,6 @@ FAILURES = {
     "ConflictException": "ResourceConflict",
     "ResourceLimitExceeded": "ServiceLimitExceeded",
 }
-
-
-@dataclass
-class Request:
-    """One operation on a resource; `event` is its ProgressEvent with the status that it will end with."""
-
-    event: dict[str, Any]
-    params: dict[str, Any]
 
 
 class CloudControlResponse(BaseResponse):
@@ -58,8 +49,8 @@ class CloudControlBackend(BaseBackend):
 
     def __init__(self, region_name: str, account_id: str) -> None:
         super().__init__(region_name, account_id)
-        self.requests: dict[str, Request] = {}
-        self.tokens: dict[str, str] = {}
+        self.events: dict[str, dict[str, Any]] = {}
+        """ProgressEvents by the token of their request, each with the status that it ends with."""
 
     @property
     def url_bases(self) -> list[str]:
@@ -82,11 +73,10 @@ def install() -> None:
         CloudControlResponse,
         "cloudcontrol",
         {
-            "CreateResource": lambda call: _run_once(call, "CREATE", _create),
-            "UpdateResource": lambda call: _run_once(call, "UPDATE", _update),
-            "DeleteResource": lambda call: _run_once(call, "DELETE", _delete),
+            "CreateResource": lambda call: _run(call, "CREATE", _create),
+            "UpdateResource": lambda call: _run(call, "UPDATE", _update),
+            "DeleteResource": lambda call: _run(call, "DELETE", _delete),
             "GetResource": _get,
-            "ListResources": _list,
             "GetResourceRequestStatus": _status,
         },
     )
@@ -106,14 +96,8 @@ def _get_type(call: Call) -> Any:
     return TYPES[name]
 
 
-def _run_once(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Mapping[str, Any]:
-    """Act unless the client token was used before; a refusal by the service is reported in the event, not as an error."""
-    backend, token = _backend(call), call.get("ClientToken", "")
-    if token in backend.tokens:
-        previous = backend.requests[backend.tokens[token]]
-        if previous.params != call.params:
-            refuse("ClientTokenConflictException", "The client token was used before with other parameters.")
-        return {"ProgressEvent": _progress_event(call, previous)}
+def _run(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Mapping[str, Any]:
+    """Act; a refusal by the service is reported in the event of the request, not as an error."""
     event = {
         "TypeName": call.params["TypeName"],
         "RequestToken": str(uuid4()),
@@ -127,10 +111,8 @@ def _run_once(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Ma
     except _ServiceRefusal as refusal:
         event |= {"OperationStatus": "FAILED", "ErrorCode": refusal.code, "StatusMessage": refusal.message}
         event["Identifier"] = call.get("Identifier", "")
-    request = backend.requests[event["RequestToken"]] = Request(event, call.params)
-    if token:
-        backend.tokens[token] = event["RequestToken"]
-    return {"ProgressEvent": _progress_event(call, request) | {"OperationStatus": "IN_PROGRESS"}}
+    _backend(call).events[str(event["RequestToken"])] = event
+    return {"ProgressEvent": event | {"OperationStatus": "IN_PROGRESS"}}
 
 
 class _ServiceRefusal(Exception):
@@ -151,11 +133,6 @@ def _call_service(act: Callable[..., Any], *arguments: Any) -> Any:
 
 def _create(call: Call, kind: Any) -> str:
     model = _parse_json(call.params["DesiredState"], "DesiredState")
-    read_only = resource_types.read_only_in(kind.TYPE, model)
-    if read_only:
-        _refuse_invalid(
-            f"Encountered unsupported property in DesiredState: readOnlyProperties [{', '.join(read_only)}]"
-        )
     _check(kind.TYPE, model)
     return str(_call_service(kind.create, call, model))
 
@@ -168,26 +145,16 @@ def _update(call: Call, kind: Any) -> str:
         patched = jsonpatch.apply_patch(current, patch)
     except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as error:
         _refuse_invalid(f"Invalid patch update: {error}")
-    create_only = resource_types.changed_properties(kind.TYPE, "createOnlyProperties", current, patched)
+    create_only = resource_types.changed_create_only(kind.TYPE, current, patched)
     if create_only:
         refuse(
             "NotUpdatableException",
             f"Invalid patch update: createOnlyProperties [{', '.join(create_only)}] cannot be updated",
         )
-    read_only = resource_types.changed_properties(
-        kind.TYPE, "readOnlyProperties", _without_lists(current), _without_lists(patched)
-    )
-    if read_only:
-        _refuse_invalid(f"Invalid patch update: readOnlyProperties [{', '.join(read_only)}] cannot be updated")
     model = resource_types.drop_read_only(kind.TYPE, patched)
     _check(kind.TYPE, model)
     _call_service(kind.update, call, identifier, model)
     return str(identifier)
-
-
-def _without_lists(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model without its lists: a patch that adds or removes an element shifts the read-only values inside them."""
-    return {name: value for name, value in model.items() if not isinstance(value, list)}
 
 
 def _delete(call: Call, kind: Any) -> str:
@@ -221,38 +188,23 @@ def _read_model(call: Call, kind: Any, identifier: str) -> dict[str, Any]:
     return model
 
 
-def _progress_event(call: Call, request: Request) -> dict[str, Any]:
-    event = dict(request.event)
-    kind = TYPES[event["TypeName"]]
-    exists_after = event["OperationStatus"] == "SUCCESS" and event["Operation"] != "DELETE"
-    if exists_after and not kind.is_settled(call, event["Identifier"]):
-        event["OperationStatus"] = "IN_PROGRESS"
-    return event
-
-
 def _status(call: Call) -> Mapping[str, Any]:
-    token = call.params["RequestToken"]
-    request = _backend(call).requests.get(token)
-    if request is None:
-        refuse("RequestTokenNotFoundException", f"Request with token {token} was not found.")
-    return {"ProgressEvent": _progress_event(call, request)}
+    event = _backend(call).events.get(call.params["RequestToken"])
+    if event is None:
+        refuse("RequestTokenNotFoundException", f"Request with token {call.params['RequestToken']} was not found.")
+    exists_after = event["OperationStatus"] == "SUCCESS" and event["Operation"] != "DELETE"
+    if exists_after and not TYPES[event["TypeName"]].is_settled(call, event["Identifier"]):
+        return {"ProgressEvent": event | {"OperationStatus": "IN_PROGRESS"}}
+    return {"ProgressEvent": event}
 
 
 def _get(call: Call) -> Mapping[str, Any]:
+    identifier = call.params["Identifier"]
+    model = _read_model(call, _get_type(call), identifier)
     return {
         "TypeName": call.params["TypeName"],
-        "ResourceDescription": _describe_resource(call, _get_type(call), call.params["Identifier"]),
+        "ResourceDescription": {"Identifier": identifier, "Properties": json.dumps(model)},
     }
-
-
-def _list(call: Call) -> Mapping[str, Any]:
-    kind = _get_type(call)
-    descriptions = [_describe_resource(call, kind, identifier) for identifier in kind.identifiers(call)]
-    return {"TypeName": kind.TYPE, "ResourceDescriptions": descriptions}
-
-
-def _describe_resource(call: Call, kind: Any, identifier: str) -> dict[str, str]:
-    return {"Identifier": identifier, "Properties": json.dumps(_read_model(call, kind, identifier))}
 
 
 def _describe_type(call: Call) -> Mapping[str, Any]:

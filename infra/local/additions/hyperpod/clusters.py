@@ -1,4 +1,4 @@
-"""SageMaker HyperPod clusters with all fields, the service's rules, and nodes that start, fail, are replaced and stop."""
+"""SageMaker HyperPod clusters with all fields, and nodes that are records; moto keeps a part of a cluster's members."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class Cluster:
     transition_status: str = "Creating"
     transition_end: float = field(default_factory=lambda: time.monotonic() + TRANSITION_SECONDS)
     nodes: list[Node] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -91,9 +90,6 @@ class Cluster:
             refuse("ValidationException", f"Instance group {name} does not exist in cluster {self.name}.")
         return matching
 
-    def is_controller(self, node: Node) -> bool:
-        return bool(self.group(node.group).get("SlurmConfig", {}).get("NodeType") == "Controller")
-
 
 def install() -> None:
     serve(
@@ -102,7 +98,6 @@ def install() -> None:
         {
             "CreateCluster": lambda call: {"ClusterArn": create_cluster(call, call.params, call.get("Tags", [])).arn},
             "DescribeCluster": lambda call: describe_cluster(get_cluster(call, call.params["ClusterName"])),
-            "UpdateCluster": _update,
             "DeleteCluster": lambda call: {"ClusterArn": delete_cluster(call, call.params["ClusterName"]).arn},
             "ListClusters": _list,
         },
@@ -217,18 +212,6 @@ def _describe_group(cluster: Cluster, group: Mapping[str, Any]) -> dict[str, Any
     return description
 
 
-def _update(call: Call) -> Mapping[str, Any]:
-    cluster = get_cluster(call, call.params["ClusterName"])
-    deleted_names = call.get("InstanceGroupsToDelete", [])
-    for name in deleted_names:
-        cluster.group(name)
-    spec = {**cluster.spec, **{name: call.params[name] for name in STORED_MEMBERS if name in call.params}}
-    groups = {group["InstanceGroupName"]: group for group in (*cluster.groups(), *call.get("InstanceGroups", []))}
-    spec["InstanceGroups"] = [group for name, group in groups.items() if name not in deleted_names]
-    change_cluster(call, cluster, spec)
-    return {"ClusterArn": cluster.arn}
-
-
 def _publish_state(cluster: Cluster) -> None:
     """Publish the state to EventBridge now and, during a transition, again when it ends."""
     _put_state_event(cluster)
@@ -246,19 +229,15 @@ def _put_state_event(cluster: Cluster) -> None:
 
 
 def _list(call: Call) -> Mapping[str, Any]:
-    matches = sorted(
-        clusters(call).values(), key=lambda cluster: cluster.created, reverse=call.get("SortOrder") == "Descending"
-    )
-    if call.get("SortBy") == "NAME":
-        matches.sort(key=lambda cluster: cluster.name, reverse=call.get("SortOrder") == "Descending")
-    summaries = [
-        {
-            "ClusterArn": cluster.arn,
-            "ClusterName": cluster.name,
-            "CreationTime": cluster.created,
-            "ClusterStatus": cluster.status,
-        }
-        for cluster in matches
-        if call.get("NameContains", "") in cluster.name
-    ]
-    return {"ClusterSummaries": summaries}
+    return {
+        "ClusterSummaries": [
+            {
+                "ClusterArn": cluster.arn,
+                "ClusterName": cluster.name,
+                "CreationTime": cluster.created,
+                "ClusterStatus": cluster.status,
+            }
+            for cluster in clusters(call).values()
+            if call.get("NameContains", "") in cluster.name
+        ]
+    }

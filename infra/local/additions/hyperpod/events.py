@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
-from uuid import uuid4
 
 from moto.events.models import events_backends
 
 LEFT_OUT = "hyperpod events: changes of a cluster's state and of its nodes' health, none of provisioning and patching"
 STATE_CHANGE = "SageMaker HyperPod Cluster State Change"
 NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
-CLUSTER_EVENT = "SageMaker HyperPod Cluster Event"
 
 
 def publish(account: str, region: str, resource: str, kind: str, detail: Mapping[str, Any]) -> None:
@@ -46,21 +44,6 @@ def node_health(
             "RepairAction": action,
             "Recommendation": advice,
         },
-    }
-
-
-def instance_event(name: str, arn: str, group: str, instance_id: str, level: str, description: str) -> dict[str, Any]:
-    """Return an event about an instance in the form of ListClusterEvents, which EventBridge carries as EventDetails."""
-    return {
-        "EventId": str(uuid4()),
-        "ClusterArn": arn,
-        "ClusterName": name,
-        "InstanceGroupName": group,
-        "InstanceId": instance_id,
-        "ResourceType": "Instance",
-        "EventTime": datetime.now(UTC),
-        "EventLevel": level,
-        "Description": description,
     }
 
 

@@ -51,10 +51,6 @@ def delete(call: Call, identifier: str) -> None:
     hyperpod.delete_cluster(call, identifier)
 
 
-def identifiers(call: Call) -> list[str]:
-    return [cluster.arn for cluster in hyperpod.clusters(call).values()]
-
-
 def is_settled(call: Call, identifier: str) -> bool:
     """Whether the cluster has no transition in progress, or no longer exists."""
     cluster = hyperpod.find_cluster(call, identifier)

@@ -32,13 +32,14 @@ def schema(type_name: str) -> dict[str, Any] | None:
 
 
 def schema_violations(type_name: str, model: Mapping[str, Any]) -> list[str]:
-    """Return the violations of the type's schema, in CloudFormation's words."""
-    return [_message(error) for error in _validator(type_name).iter_errors(model)]
+    """Return the violations of the type's schema, each with the path of the value."""
+    errors = _validator(type_name).iter_errors(model)
+    return ["/".join(["#", *map(str, error.absolute_path)]) + f": {error.message}" for error in errors]
 
 
-def changed_properties(type_name: str, kind: str, before: Any, after: Any) -> list[str]:
-    """Return which of a type's `createOnlyProperties` or `readOnlyProperties` (`kind`) differ between two models."""
-    paths: list[str] = (schema(type_name) or {}).get(kind, [])
+def changed_create_only(type_name: str, before: Any, after: Any) -> list[str]:
+    """Return which of a type's create-only properties differ between two models."""
+    paths: list[str] = (schema(type_name) or {}).get("createOnlyProperties", [])
     return [path for path in paths if list(_values_at(before, path)) != list(_values_at(after, path))]
 
 
@@ -46,10 +47,6 @@ def drop_read_only(type_name: str, model: Mapping[str, Any]) -> Mapping[str, Any
     """Return a model without its read-only properties, also inside lists."""
     paths = [path.split("/")[2:] for path in (schema(type_name) or {}).get("readOnlyProperties", [])]
     return _drop_paths(model, paths)  # type: ignore[no-any-return]
-
-
-def read_only_in(type_name: str, model: Mapping[str, Any]) -> list[str]:
-    return [path for path in (schema(type_name) or {}).get("readOnlyProperties", []) if list(_values_at(model, path))]
 
 
 def _drop_paths(value: Any, paths: list[list[str]]) -> Any:
@@ -83,19 +80,3 @@ def _validator(type_name: str) -> Any:
 def _pattern(_validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[ValidationError]:
     if isinstance(value, str) and r"\p{" not in pattern and not re.search(pattern, value):
         yield ValidationError(f"string [{value}] does not match pattern {pattern}")
-
-
-def _message(error: ValidationError) -> str:
-    where = "/".join(["#", *(str(part) for part in error.absolute_path)])
-    if error.validator == "additionalProperties":
-        properties = error.schema.get("properties", {})
-        extra_keys = ", ".join(sorted(name for name in error.instance if name not in properties))
-        return f"{where}: extraneous key [{extra_keys}] is not permitted"
-    if error.validator == "required":
-        missing_keys = ", ".join(name for name in error.validator_value if name not in error.instance)
-        return f"{where}: required key [{missing_keys}] not found"
-    if error.validator == "enum":
-        return f"{where}: {error.instance} is not a valid enum value"
-    if error.validator == "oneOf":
-        return f"{where}: 0 subschemas matched instead of one"
-    return f"{where}: failed validation constraint for keyword [{error.validator}]: {error.message}"

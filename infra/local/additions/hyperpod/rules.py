@@ -1,4 +1,6 @@
-"""The rules by which HyperPod accepts a cluster, beyond the shape of the request.
+"""What HyperPod checks of a cluster against the rest of the account, and which members of its request go together.
+
+Rules that preflight has and that need nothing of the account are not repeated here.
 
 Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateCluster.html and the shapes beside it, and
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html. The service detects some
@@ -24,12 +26,6 @@ def check(call: Call, cluster: Spec) -> None:
     groups: Sequence[Spec] = cluster.get("InstanceGroups") or []
     if cluster.get("RestrictedInstanceGroups"):
         _reject("The embedded AWS makes no restricted instance groups.")
-    if not groups and cluster.get("NodeProvisioningMode") != "Continuous":
-        _reject("At least one instance group must be provided.")
-    names = [group["InstanceGroupName"] for group in groups]
-    for name in names:
-        if names.count(name) > 1:
-            _reject(f"Instance group name {name} is not unique within the cluster.")
     _check_orchestrator(call, cluster, groups)
     for config in _networks(cluster, groups):
         lookups.find_vpc(call, config["Subnets"], config["SecurityGroupIds"], _reject)
@@ -50,9 +46,6 @@ def _check_orchestrator(call: Call, cluster: Spec, groups: Sequence[Spec]) -> No
     eks, slurm = (orchestrator or {}).get("Eks"), (orchestrator or {}).get("Slurm")
     if eks is not None:
         _check_eks(call, cluster, eks["ClusterArn"])
-    continuous = cluster.get("NodeProvisioningMode") == "Continuous"
-    if _accounting(cluster) and not continuous:
-        _reject("AccountingDatabase is supported with NodeProvisioningMode Continuous only.")
     for group in groups:
         name = group["InstanceGroupName"]
         if group.get("SlurmConfig") and slurm is None:
@@ -73,14 +66,8 @@ def _check_scaling(call: Call, cluster: Spec, on_eks: bool) -> None:
     """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling.html"""
     if not on_eks:
         _reject("AutoScaling is supported in clusters whose orchestrator is EKS only.")
-    if cluster.get("NodeProvisioningMode") != "Continuous":
-        _reject("AutoScaling is supported with NodeProvisioningMode Continuous only.")
-    if cluster.get("NodeRecovery", "Automatic") != "Automatic":
-        _reject("AutoScaling is supported with NodeRecovery Automatic only.")
     role = cluster.get("ClusterRole")
-    if not role:
-        _reject("ClusterRole is required when AutoScaling is enabled.")
-    if not lookups.role_trusts(call, role, "hyperpod.sagemaker.amazonaws.com"):
+    if not role or not lookups.role_trusts(call, role, "hyperpod.sagemaker.amazonaws.com"):
         _reject(f"Could not assume role {role}: it must exist and trust hyperpod.sagemaker.amazonaws.com.")
 
 
@@ -122,29 +109,19 @@ def _check_group(call: Call, cluster: Spec, group: Spec) -> None:
         _reject(
             f"Instance group {name} must have exactly one of InstanceType and InstanceRequirements; here the first."
         )
-    minimum = group.get("MinInstanceCount")
-    if minimum is not None and minimum > group["InstanceCount"]:
-        _reject(
-            f"MinInstanceCount {minimum} of instance group {name} is more than its InstanceCount {group['InstanceCount']}."
-        )
-    if group.get("CapacityRequirements", {}).get("Spot") is not None:
-        if group.get("TrainingPlanArn"):
-            _reject(f"Instance group {name} cannot have a training plan and Spot capacity.")
-        if cluster.get("NodeProvisioningMode") != "Continuous" or "Eks" not in (cluster.get("Orchestrator") or {}):
-            _reject(
-                f"Spot capacity of instance group {name} needs orchestrator EKS and NodeProvisioningMode Continuous."
-            )
-    if group.get("TrainingPlanArn") and group["TrainingPlanArn"].split(":")[3] != call.region:
-        _reject(f"The training plan of instance group {name} is not in {call.region}.")
+    if group.get("CapacityRequirements", {}).get("Spot") is not None and (
+        cluster.get("NodeProvisioningMode") != "Continuous" or "Eks" not in (cluster.get("Orchestrator") or {})
+    ):
+        _reject(f"Spot capacity of instance group {name} needs orchestrator EKS and NodeProvisioningMode Continuous.")
     if not lookups.role_trusts(call, group["ExecutionRole"], "sagemaker.amazonaws.com"):
         _reject(
             f"Could not assume role {group['ExecutionRole']}. Please ensure that the role exists and allows principal "
             "'sagemaker.amazonaws.com' to assume the role."
         )
     _check_scripts(call, name, group.get("LifeCycleConfig"))
-    _check_storage(name, group.get("InstanceStorageConfigs") or [], in_vpc=bool(cluster.get("VpcConfig")))
-    _check_keys(call, cluster, group)
-    _check_patching(cluster, name, group.get("AutoPatchConfig"))
+    for key in _volume_keys(group).values():
+        if not lookups.is_key_usable(call, key):
+            _reject(f"The KMS key {key} of instance group {name} does not exist or is not enabled.")
 
 
 def _check_scripts(call: Call, name: str, config: Spec | None) -> None:
@@ -162,25 +139,6 @@ def _check_scripts(call: Call, name: str, config: Spec | None) -> None:
         _reject(f"Lifecycle scripts did not run successfully: s3://{bucket}/{key} does not exist.")
 
 
-def _check_storage(name: str, configs: Sequence[Spec], *, in_vpc: bool) -> None:
-    roots = 0
-    for config in configs:
-        if len(config) != 1:
-            _reject(f"Each of InstanceStorageConfigs of instance group {name} must have exactly one kind of storage.")
-        if "EbsVolumeConfig" not in config and not in_vpc:
-            _reject(f"File systems of instance group {name} need a VpcConfig.")
-        ebs = config.get("EbsVolumeConfig", {"VolumeSizeInGB": 1})
-        if ebs.get("RootVolume"):
-            roots += 1
-            if ebs.get("VolumeSizeInGB") is not None or not ebs.get("VolumeKmsKeyId"):
-                _reject(f"The root volume of instance group {name} takes a VolumeKmsKeyId and no VolumeSizeInGB.")
-        elif ebs.get("VolumeSizeInGB") is None:
-            _reject(f"VolumeSizeInGB is required for the secondary volume of instance group {name}.")
-    volumes = sum("EbsVolumeConfig" in config for config in configs)
-    if roots > 1 or volumes - roots > 1:
-        _reject(f"Instance group {name} takes one root and one secondary EbsVolumeConfig.")
-
-
 def _volume_keys(group: Spec) -> dict[bool, str]:
     """Return the KMS keys of a group's volumes; the key is True for the root volume."""
     volumes = [
@@ -191,34 +149,8 @@ def _volume_keys(group: Spec) -> dict[bool, str]:
     }
 
 
-def _check_keys(call: Call, cluster: Spec, group: Spec) -> None:
-    """https://docs.aws.amazon.com/sagemaker/latest/dg/smcluster-cmk.html"""
-    name = group["InstanceGroupName"]
-    for key in _volume_keys(group).values():
-        if cluster.get("NodeProvisioningMode") != "Continuous":
-            _reject(f"Customer managed keys of instance group {name} need NodeProvisioningMode Continuous.")
-        if not lookups.is_key_usable(call, key):
-            _reject(f"The KMS key {key} of instance group {name} does not exist or is not enabled.")
-
-
-def _check_patching(cluster: Spec, name: str, config: Spec | None) -> None:
-    """https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterAutoPatchConfig.html"""
-    if not config:
-        return
-    drains = config["PatchingStrategy"] == "DrainFirst"
-    batch = config.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}).get("MaximumBatchSize")
-    if drains and (not batch or "Eks" not in (cluster.get("Orchestrator") or {})):
-        _reject(f"DrainFirst of instance group {name} needs orchestrator EKS and a MaximumBatchSize.")
-    if config.get("DrainPolicy") and not drains:
-        _reject(f"DrainPolicy of instance group {name} is for DrainFirst only.")
-    if config.get("IdleWaitWindowInSeconds") is not None and drains:
-        _reject(f"IdleWaitWindowInSeconds of instance group {name} is not for DrainFirst.")
-
-
 def check_change(current: Spec, desired: Spec) -> None:
     """Refuse changes that HyperPod does not make in place."""
-    if _accounting(current) and not _accounting(desired):
-        _reject("A cluster with an external accounting database cannot go back to the one on its controller.")
     groups = {group["InstanceGroupName"]: group for group in desired.get("InstanceGroups") or []}
     for group in current.get("InstanceGroups") or []:
         updated = groups.get(group["InstanceGroupName"])
@@ -226,11 +158,6 @@ def check_change(current: Spec, desired: Spec) -> None:
             _reject(f"The InstanceType of instance group {group['InstanceGroupName']} cannot be changed.")
         if updated and _volume_keys(group) != _volume_keys(updated):
             _reject(f"The KMS keys of instance group {group['InstanceGroupName']} cannot be changed.")
-
-
-def _accounting(cluster: Spec) -> Any:
-    """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-external-accounting-db-slurm.html"""
-    return ((cluster.get("Orchestrator") or {}).get("Slurm") or {}).get("AccountingDatabase")
 
 
 def _reject(message: str, **details: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""IAM with AWS's managed policies: they attach by ARN, and unknown ones are refused, also as a role's boundary."""
+"""IAM: moto takes any ARN as a role's boundary (no issue is known), and has AWS's managed policies where a variable is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from moto.iam.exceptions import NotFoundException
 from moto.iam.models import IAMBackend
 
-from infra.local.additions.wrapping import around
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = (
     "IAM: no permission is ever checked, nor a role's boundary beyond its being there; AWS's managed policies are those of "

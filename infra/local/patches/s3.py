@@ -1,8 +1,8 @@
-"""S3: bucket policies with conditions, deletion of delete markers, and requests handled in sequence.
+"""S3: moto takes each condition of a Deny statement as met, and handles requests at once in stores without locks.
 
-The emulation is reached over plain HTTP on loopback, which stands for AWS's TLS: `aws:SecureTransport` counts as true, so a
-policy that denies plain HTTP denies nothing here. Every caller counts as a user of the account, not as a service.
-Statements with conditions that `policies` does not support do not apply.
+No issue about either is known. The emulation is reached over plain HTTP on loopback, which stands for AWS's TLS:
+`aws:SecureTransport` counts as true, so a policy that denies plain HTTP denies nothing here. Every caller counts as a user of
+the account, not as a service. Statements with conditions that `policies` does not support do not apply.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from functools import cache
 from typing import Any
 
 from moto.iam.access_control import IAMPolicy, PermissionResult
-from moto.s3 import notifications
-from moto.s3.models import FakeBucket, FakeDeleteMarker
+from moto.s3.models import FakeBucket
 from moto.s3.responses import S3Response
 
-from infra.local.additions.policies import conditions_hold
-from infra.local.additions.wrapping import around
+from infra.local.patches.policies import conditions_hold
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = (
     "S3: plain HTTP counts as TLS in bucket policies and every caller as one of the account, conditions are judged in part, "
@@ -29,7 +28,7 @@ _CONTEXT = {"aws:SecureTransport": "true", "aws:PrincipalIsAWSService": "false"}
 
 @cache
 def install() -> None:
-    """Replace moto's policy checks, request handling and notifications of buckets."""
+    """Replace moto's policy checks and request handling."""
     request_lock = threading.RLock()
 
     @around(FakeBucket, "get_permission")
@@ -39,7 +38,6 @@ def install() -> None:
         policy = json.loads(self.policy)
         statements = policy["Statement"] if isinstance(policy["Statement"], list) else [policy["Statement"]]
         context = {**_CONTEXT, "aws:PrincipalAccount": str(self.account_id)}
-        # moto treats every condition of a Deny statement as met.
         policy["Statement"] = [
             {name: value for name, value in statement.items() if name != "Condition"}
             for statement in statements
@@ -54,9 +52,3 @@ def install() -> None:
             # moto checks a condition before it writes, and closes files that other threads still read.
             with request_lock:
                 return original(*args)
-
-    @around(notifications, "send_event")
-    def _send(original: Any, account_id: str, event_name: Any, bucket: Any, key: Any) -> None:
-        # moto reads the size of a delete marker, which has none, and answers 500.
-        if key is not None and not isinstance(key, FakeDeleteMarker):
-            original(account_id, event_name, bucket, key)

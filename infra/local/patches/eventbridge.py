@@ -1,14 +1,13 @@
-"""EventBridge delivery to queues and topics: complete events, enabled rules only, and policies of the targets are enforced.
+"""EventBridge's delivery to queues and topics: by enabled rules only, and as the policies of the targets allow.
 
-moto leaves the account out of the event, delivers for disabled rules, supports no topics, lets a rule without a pattern
-match everything, and checks no policy. Here a target whose policy denies the rule gets nothing; the event goes to the
-target's dead-letter queue, if its policy allows that, and to the list of `undelivered`.
+moto delivers for disabled rules, supports no topics, lets a rule without a pattern match everything, and checks no policy; no
+issue is known. Here a target whose policy denies the rule gets nothing; the event goes to the target's dead-letter queue, if
+its policy allows that, and to the list of `undelivered`.
 https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-use-resource-based.html and eb-rule-dlq.html beside it.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,17 +16,16 @@ from typing import Any
 
 from moto.core.exceptions import ServiceException
 from moto.events.models import Rule, events_backends
-from moto.events.responses import EventsHandler
 from moto.sns.models import sns_backends
 from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
 
-from infra.local.additions.policies import allows
-from infra.local.additions.wrapping import around, get_or_create
+from infra.local.patches.policies import allows
+from infra.local.patches.wrapping import around, get_or_create
 
 LEFT_OUT = (
-    "EventBridge: one try for each event, no schedules, no InputPath, no InputTransformer; the policies of queues and topics "
-    "are judged"
+    "EventBridge: to queues and topics only, whose policies are judged; one try for each event, no schedules, no input of a "
+    "target's own; users may put events of AWS's services"
 )
 SERVICE = "events.amazonaws.com"
 _WRITES = {"sqs": "sqs:SendMessage", "sns": "sns:Publish"}
@@ -35,7 +33,7 @@ _WRITES = {"sqs": "sqs:SendMessage", "sns": "sns:Publish"}
 
 @cache
 def install() -> None:
-    """Replace the delivery of rules, and refuse users' events that claim to come from AWS."""
+    """Replace the delivery of rules."""
 
     @around(Rule, "send_to_targets")
     def _send(original: Any, self: Any, event: Any, transform_input: bool = True) -> None:
@@ -45,29 +43,15 @@ def install() -> None:
             or not self.event_pattern.matches_event(event)
         ):
             return
-        service_targets = [target for target in self.targets if parse_arn(target["Arn"]).service in _WRITES]
-        for target in service_targets:
-            _deliver(self, target, event)
-        if len(service_targets) < len(self.targets):
-            remaining = copy.copy(self)
-            remaining.targets = [target for target in self.targets if target not in service_targets]
-            original(remaining, event, transform_input)
-
-    @around(EventsHandler, "put_events")
-    def _put(original: Any, self: Any) -> str:
-        entries = self._get_param("Entries")
-        refused = [str(entry.get("Source") or "").startswith("aws.") for entry in entries]
-        allowed = [entry for entry, denied in zip(entries, refused, strict=True) if not denied]
-        results = iter(self.events_backend.put_events(allowed))
-        no_source = {"ErrorCode": "NotAuthorizedForSourceException", "ErrorMessage": "Not authorized for the source."}
-        replies = [no_source if denied else next(results) for denied in refused]
-        return json.dumps({"FailedEntryCount": sum("ErrorCode" in entry for entry in replies), "Entries": replies})
+        for target in self.targets:
+            if parse_arn(target["Arn"]).service in _WRITES:
+                _deliver(self, target, event)
 
 
 def put_service_event(
     account: str, region: str, source: str, kind: str, detail: Mapping[str, Any], resources: Sequence[str]
 ) -> None:
-    """Put an event of an AWS service on the account's default bus, which users may not do."""
+    """Put an event of an AWS service on the account's default bus."""
     event = {"Source": source, "DetailType": kind, "Detail": json.dumps(detail), "Resources": list(resources)}
     events_backends[account][region].put_events([event])
 
@@ -79,9 +63,9 @@ def undelivered(account: str, region: str) -> list[dict[str, str]]:
 
 
 def _deliver(rule: Any, target: Mapping[str, Any], event: Mapping[str, Any]) -> None:
-    body = _body(target, event)
+    body = _body(event)
     try:
-        _write(rule, target["Arn"], body, target)
+        _write(rule, target["Arn"], body)
         return
     except (PermissionError, ServiceException, KeyError) as error:
         reason = str(error) or type(error).__name__
@@ -97,16 +81,14 @@ def _deliver(rule: Any, target: Mapping[str, Any], event: Mapping[str, Any]) -> 
     }
     attributes = {name: {"DataType": "String", "StringValue": value} for name, value in failure.items()}
     try:
-        _write(rule, dead_letters, body, {}, attributes)
+        _write(rule, dead_letters, body, attributes)
     except (PermissionError, ServiceException, KeyError) as error:
         undelivered(rule.account_id, rule.region_name).append(
             {"rule": rule.name, "target": dead_letters, "why": str(error) or type(error).__name__}
         )
 
 
-def _write(
-    rule: Any, arn: str, body: str, target: Mapping[str, Any], attributes: Mapping[str, Any] | None = None
-) -> None:
+def _write(rule: Any, arn: str, body: str, attributes: Mapping[str, Any] | None = None) -> None:
     """Write an event to a queue or topic; PermissionError when its policy does not let the rule write."""
     address = parse_arn(arn)
     queues = sqs_backends[address.account][address.region]
@@ -116,22 +98,17 @@ def _write(
         else sns_backends[address.account][address.region].get_topic(arn)
     )
     context = {"aws:SourceArn": rule.arn, "aws:SourceAccount": rule.account_id, "aws:SecureTransport": "true"}
-    if not target.get("RoleArn") and not allows(
-        destination._policy_json, SERVICE, _WRITES[address.service], arn, context
-    ):
+    if not allows(destination._policy_json, SERVICE, _WRITES[address.service], arn, context):
         raise PermissionError(
             f"the policy of {arn} does not let {SERVICE} do {_WRITES[address.service]} for {rule.arn}"
         )
     if address.service == "sns":
         destination.publish(body)
         return
-    group = (target.get("SqsParameters") or {}).get("MessageGroupId")
-    queues.send_message(address.resource_id, body, message_attributes=dict(attributes or {}), group_id=group)
+    queues.send_message(address.resource_id, body, message_attributes=dict(attributes or {}))
 
 
-def _body(target: Mapping[str, Any], event: Mapping[str, Any]) -> str:
-    if target.get("Input"):
-        return str(target["Input"])
+def _body(event: Mapping[str, Any]) -> str:
     visible: dict[str, Any] = {name: value for name, value in event.items() if name != "ingestion-time"}
     if not isinstance(visible.get("time"), str):
         visible["time"] = datetime.fromtimestamp(float(visible["time"]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

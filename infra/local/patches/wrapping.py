@@ -1,4 +1,4 @@
-"""Wrappers around actions that moto has; new actions go through `serving.serve`."""
+"""Wrappers around actions that moto has; new actions go through `additions.serving.serve`."""
 
 from __future__ import annotations
 
@@ -29,21 +29,3 @@ def get_or_create(backend: Any, name: str, factory: Callable[[], Any]) -> Any:
     if name not in backend.__dict__:
         backend.__dict__[name] = factory()
     return backend.__dict__[name]
-
-
-def apply_filters(
-    descriptions: list[dict[str, Any]], filters: list[dict[str, Any]], keys: dict[str, str]
-) -> list[dict[str, Any]]:
-    """Return the descriptions that pass a Describe call's filters; `keys` maps a filter to the member that it tests."""
-
-    def value(description: dict[str, Any], name: str) -> Any:
-        if name.startswith("tag:"):
-            return {tag["Key"]: tag["Value"] for tag in description["Tags"]}.get(name[4:])
-        return description.get(keys.get(name, ""))
-
-    values_by_filter = {query["Name"]: query.get("Values", []) for query in filters}
-    return [
-        description
-        for description in descriptions
-        if all(value(description, name) in values for name, values in values_by_filter.items())
-    ]

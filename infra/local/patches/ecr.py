@@ -1,4 +1,4 @@
-"""ECR: image scanning that can be switched off again."""
+"""ECR: moto keeps scanning on when a client switches it off, since clients leave out `false`; no issue is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.ecr.models import ECRBackend
 
-from infra.local.additions.wrapping import around
+from infra.local.patches.wrapping import around
 
 LEFT_OUT = "ECR holds no layers to pull: repositories, their settings and policies only; nothing is scanned or expired"
 

@@ -1,4 +1,4 @@
-"""SQS: attributes in the service's own form, so that the provider sees no change where nothing changed."""
+"""SQS: moto returns a redrive policy with spaces, in which the provider sees a change; no issue is known."""
 
 from __future__ import annotations
 
