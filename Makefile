@@ -11,7 +11,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lustrain/mypy
 # Containers like to set it, and then every process compiles all modules and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup rehearse test prove unit lint bench torture image-cuda clean
+.PHONY: setup rehearse test prove unit lint bench bench-gpu torture image-cuda clean
 .NOTPARALLEL:
 
 setup: $(SETUP)
@@ -47,6 +47,10 @@ lint: setup
 bench: setup
 	@$(BIN)/pip install --quiet --constraint .ci/constraints.txt --editable '.[bench]'
 	@$(BIN)/python -m tests.bench
+
+# Where torch sees a GPU: make bench-gpu ONLY=plans; DRY=1 prints the plan and its memory on any machine.
+bench-gpu: setup
+	@$(BIN)/python -m tests.bench.gpu --only '$(ONLY)' $(if $(DRY),--dry-run)
 
 torture: setup
 	@$(BIN)/pytest -q -m torture tests/torture tests/node_setup tests/lab

@@ -61,12 +61,14 @@ def memory(work: Work, strategy: Strategy, kernels: Kernels = CUDA) -> Memory:
     activations = _Activations(work, strategy, kernels)
     kept, loss = activations.kept, activations.loss
     if strategy.uses_fsdp:
-        first, block, reduced, last = _gathered(work, strategy)
+        gathered = _gathered(work, strategy)
         moments = [
-            (first, kept + loss.kept, loss.working),
-            (block, kept, activations.block),
-            (block + reduced, kept - activations.kept_of_block, activations.block),
-            (last, 0, 0),
+            (gathered.first, 0, 0),
+            (gathered.loss, kept + loss.kept, loss.working),
+            (gathered.block, kept, activations.block),
+            (gathered.next_block, kept - activations.kept_of_block, activations.block),
+            (gathered.embedding, 0, 0),
+            (gathered.last, 0, 0),
         ]
     else:
         copies, head = _autocast_copies(work, strategy)
@@ -163,21 +165,49 @@ def _autocast_copies(work: Work, strategy: Strategy) -> tuple[int, int]:
     return work.compute_bytes * matrices // strategy.tensor, work.compute_bytes * head // strategy.tensor
 
 
-def _gathered(work: Work, strategy: Strategy) -> tuple[int, int, int, int]:
-    """Return the bytes of whole weights and gradients at the loss, while a block goes backward, of a block's gradients as they
-    are reduced, and at the end.
+@dataclass(frozen=True)
+class _Gathered:
+    """Bytes of whole weights and gradients at moments of a step, in their order."""
 
-    The unit of embedding and output layer stays gathered from forward to the end, where its gradients are reduced. A block's
-    weights are there with the next one's; all gradients are reduced in fp32, those of a block while the next one is computed.
-    With replicas its shard is there twice more: the sum over earlier micro-batches, and what is summed over the replicas.
+    first: int
+    """As the embedding is gathered, before any block."""
+    loss: int
+    block: int
+    """While a block goes backward, and none before it has."""
+    next_block: int
+    """While a block goes backward, and the gradients of the one before it are reduced."""
+    embedding: int
+    """While the embedding goes backward."""
+    last: int
+    """As the output layer's gradients are reduced."""
+
+
+def _gathered(work: Work, strategy: Strategy) -> _Gathered:
+    """Count what FSDP2 holds.
+
+    The unit of output layer and tied embedding stays gathered from forward until its gradients are reduced. An embedding of
+    its own is there in its forward only, and its gradients wait for those of the output layer; those of a tied one are added
+    to the output layer's in new memory. What a unit was gathered into is there until the next one is gathered, beside the
+    weights. A block's weights are there with the next one's.
+    All gradients are reduced in fp32, those of a block while the next one is computed. With replicas its shard is there twice
+    more: the sum over earlier micro-batches, and what is summed over the replicas. The output layer's reduced shard is there
+    beside all of its gradients, until it is added to that of earlier micro-batches: `reduce_output` of torch's `foreach_reduce`
+    (https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
     """
     e = work.compute_bytes
     block, outer = work.block_parameters // strategy.tensor, work.outer_parameters // strategy.tensor
-    head = e * work.shape.vocab_size * work.shape.width // strategy.tensor
+    head = work.shape.vocab_size * work.shape.width // strategy.tensor
+    table = work.table_parameters // strategy.tensor
+    root = outer - table
+    kept = root if work.reshard else outer
     blocks = 1 if work.reshard else work.shape.layers
-    return (
-        e * (outer + blocks * block),
-        e * (outer + max(2, blocks) * block) + head,
-        4 * block + (2 * 4 * block // strategy.shard if strategy.replicate > 1 else 0),
-        (e + 4) * outer,
+    shards = 2 * 4 * block // strategy.shard if strategy.replicate > 1 else 0
+    of_block = e * (kept + max(2, blocks) * block + head)
+    return _Gathered(
+        first=2 * e * outer,
+        loss=e * (kept + blocks * block),
+        block=of_block,
+        next_block=of_block + 4 * block + shards,
+        embedding=e * (kept + root + (2 if work.shape.tied else 1) * head) + 4 * block,
+        last=(e + 4) * root + 4 * root // strategy.shard + e * (table + kept - root),
     )

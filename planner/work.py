@@ -57,6 +57,11 @@ class Work:
         return self.parameters - self.shape.layers * self.block_parameters
 
     @property
+    def table_parameters(self) -> int:
+        """Of these the embedding's where it is a unit of its own, 0 where the output layer uses its weights."""
+        return 0 if self.shape.tied else self.shape.vocab_size * self.shape.width
+
+    @property
     def kv_width(self) -> int:
         return self.shape.kv_heads * self.shape.head_dim
 

@@ -41,20 +41,23 @@ def shard_on(mesh: DeviceMesh) -> DTensor:
 class LlamaSource:
     """The part of a Task that makes a Llama, without data."""
 
-    def __init__(self, shape: llama.LlamaShape) -> None:
-        self.shape = shape
+    def __init__(self, shape: llama.LlamaShape, length: int = 8) -> None:
+        self.shape, self.length = shape, length
 
     def build_model(self) -> nn.Module:
         raise NotImplementedError
 
     def empty_model(self) -> nn.Module:
-        return llama.empty(self.shape, length=8)
+        return llama.empty(self.shape, length=self.length)
 
     def initialise(self, model: nn.Module) -> None:
         """Leave the weights as they are: memory that is not written takes none."""
 
     def blocks(self, model: Any) -> list[nn.Module]:
         return list(model.blocks)
+
+    def embeddings(self, model: Any) -> list[nn.Module]:
+        return llama.embeddings(model)
 
     def tensor_plan(self, model: Any) -> Any:
         return llama.tensor_plan(model)

@@ -35,7 +35,7 @@ from trainer.run.config_file import config_file
 from trainer.run.exporter import start_cloudwatch, start_exporter
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.start import (
-    check_fit,
+    check_fit_and_versions,
     claim_run,
     open_and_compare_data,
     proven_settings_exit_1,
@@ -100,7 +100,7 @@ def prepare(
     votes = StoreVotes(world.store, world.world_size)
     cleanup.enter_context(rank_0_last(world, votes))
 
-    run_on_all_ranks(votes, world.rank, "start/fit", lambda: check_fit(config, task, world, relay.event))
+    check_fit_and_versions(config, task, world, votes, relay.event)
     if world.device.type == "cuda" and world.world_size > 1:
         check_transport(config, world, votes, relay.event)
     if config.interrupt.queue:

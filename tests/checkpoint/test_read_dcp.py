@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -49,6 +52,35 @@ def test_with_a_prefix_a_models_own_state_dict_is_enough(store: LocalStore) -> N
     state = {name: torch.zeros_like(tensor) for name, tensor in model_of(0).items()}
     dcp.load(state, storage_reader=LustrainReader(store, prefix="model/"), no_dist=True)
     assert_same(state, model_of(20))
+    with pytest.raises(CheckpointException, match="optim/step"):
+        dcp.load({"optim/step": torch.zeros(())}, storage_reader=LustrainReader(store, prefix="model/"), no_dist=True)
+
+
+class RowsPlanner(DefaultLoadPlanner):
+    """Fills a tensor of its own for each first row of the regions that a rank holds."""
+
+    def __init__(self, targets: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.targets = targets
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return self.targets[read_item.storage_offsets[0]]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing to do: a target is filled in place."""
+
+
+def test_rank_that_holds_several_regions_of_a_tensor_gets_each(store: LocalStore) -> None:
+    name, expected = "embed.weight", model_of(20)["embed.weight"]
+    targets = {first: torch.zeros(7, 33) for first in (0, 500, 990)}
+    reader = LustrainReader(store, prefix="model/")
+    held = [ChunkStorageMetadata(torch.Size([first, 0]), torch.Size([7, 33])) for first in targets]
+    items = create_read_items_for_chunk_list(name, reader.read_metadata().state_dict_metadata[name], held)
+    reader.read_data(LoadPlan(items), RowsPlanner(targets)).wait()
+    assert_same(
+        {str(first): target for first, target in targets.items()},
+        {str(first): expected[first : first + 7] for first in targets},
+    )
 
 
 def test_checkpoint_id_names_another_run(store: LocalStore, tmp_path: Path) -> None:

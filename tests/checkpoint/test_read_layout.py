@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from lustrain.problem import UserError
 from tests.checkpoint.loading import NEW, Counting, load_alone
-from tests.checkpoint.written import Cut, assert_same, cuts_of, held_on, rewrite_manifest, store_part, write_sharded
+from tests.checkpoint.written import (
+    Cut,
+    assert_same,
+    cuts_of,
+    held_on,
+    put_lease,
+    rewrite_manifest,
+    store_part,
+    write_sharded,
+)
+from tests.sharded import first_of
+from trainer.checkpoint.dcp_reader import LustrainReader
 from trainer.checkpoint.format.layout import index_key
 from trainer.checkpoint.format.records import BLOCK_BYTES, decode_index
 from trainer.checkpoint.load.assemble import Region, cut
+from trainer.checkpoint.load.export import export
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places, ignore_event
 from trainer.checkpoint.load.verify import verify_checkpoint
@@ -45,6 +61,40 @@ def test_rank_reads_its_share_and_the_indexes_of_its_chunks(store: LocalStore) -
         assert sum(counting.bytes.values()) <= 1.2 * sum(chunk.size for chunk in held)
         indexes = {key for key in counting.bytes if key.endswith(".json")}
         assert indexes == {index_key(manifest.attempt, part) for part in {0, rank}}
+
+
+def state_of_two_files() -> dict[str, Cut]:
+    """Weights of two export files, of which rank 2 holds nothing, and the optimizer's state, of which it holds a third."""
+    cut_by_rows = ((0, "shard"),)
+    state: dict[str, Cut] = {f"model/{name}": (torch.randn(2, 100), cut_by_rows) for name in ("first", "second")}
+    return state | {"optim/first/exp_avg": (torch.randn(3, 100), cut_by_rows)}
+
+
+def test_export_reads_each_index_once_and_none_of_other_parts(store: LocalStore, tmp_path: Path) -> None:
+    manifest = write_sharded(store, NEW.step, MESH, state_of_two_files())
+    counting = Counting(store.uri)
+    done = export(counting, manifest.id, tmp_path / "out", {}, shard_bytes=800)
+    assert len(done.files) == 2
+    indexes = {key: count for key, count in counting.bytes.items() if key.startswith("attempts/") and ".json" in key}
+    assert indexes == {part.index_key: part.index_size for part in manifest.parts[:2]}
+
+
+def test_dcp_reader_reads_the_parts_of_its_own_shards(store: LocalStore) -> None:
+    state = state_of_two_files()
+    manifest = write_sharded(store, NEW.step, MESH, state)
+    put_lease(store, 1, (1, None))
+    counting = Counting(store.uri)
+    with first_of(3):
+        mesh = init_device_mesh("cpu", (3,))
+        mine = {
+            name: distribute_tensor(torch.zeros_like(tensor), mesh, [Shard(0)]) for name, (tensor, _) in state.items()
+        }
+        dcp.load(mine, storage_reader=LustrainReader(counting), no_dist=True)
+        for name, (tensor, _) in state.items():
+            assert torch.equal(mine[name].to_local(), tensor[:1]), name
+    read = {key: count for key, count in counting.bytes.items() if key.startswith("attempts/")}
+    part = manifest.parts[0]
+    assert read == {part.index_key: part.index_size, part.data_key: part.data_size}
 
 
 def test_layout_that_hides_a_chunk_costs_no_work(store: LocalStore) -> None:

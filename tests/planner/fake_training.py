@@ -17,11 +17,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from planner.strategy import Strategy
 from planner.work import Work
-from trainer.parallel.fsdp import mixed_precision
+from trainer.parallel.fsdp import mixed_precision, shard_units
 from trainer.step.precision import autocast
 from trainer.step.recompute import recompute_blocks
 from trainer.tasks.models import llama
@@ -46,10 +45,9 @@ def fake_model(work: Work, strategy: Strategy) -> Iterator[tuple[nn.Module, torc
                 setattr(module, name, torch.empty(table.shape))
         recompute_blocks(list(model.blocks), strategy.recompute)
         if mesh is not None:
-            options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision(work.precision)}
-            for block in model.blocks:
-                fully_shard(block, reshard_after_forward=work.reshard, **options)
-            fully_shard(model, reshard_after_forward=False, **options)
+            policy = mixed_precision(work.precision)
+            blocks, embeddings = list(model.blocks), llama.embeddings(model)
+            shard_units(model, blocks, embeddings, mesh=mesh, policy=policy, reshard=work.reshard)
         yield model, torch.empty(work.micro_batch, work.seq_len, dtype=torch.int64)
 
 

@@ -128,8 +128,8 @@ PUBLISHED = [
     Published("tokens/s, 8B compiled, 8 to 128 H100", TITAN, 6_514, _scaled("p5.48xlarge", 2, 8, 128, 6_667), 0.03),
     Published("tokens/s, 8B, 32 to 64 H200", TRAINY, 10_753, _scaled("p5e.48xlarge", 2, 32, 64, 10_938), 0.02),
     Published("speed of a GPU, 7B, 128 to 2,048 H100 (fitted)", SCALING, 0.628, _lost_at_scale, 0.02),
-    Published("GiB, 8B compiled, 8 H100", TITAN, 77.0, _memory(8), 0.07),
-    Published("GiB, 8B compiled, 128 H100", TITAN, 62.0, _memory(128), 0.07),
+    Published("GiB, 8B compiled, 8 H100", TITAN, 77.0, _memory(8), 0.08),
+    Published("GiB, 8B compiled, 128 H100", TITAN, 62.0, _memory(128), 0.08),
     Published("goodput, Llama 3 405B, 16,384 H100 (over)", LLAMA3, 0.90, _goodput, 0.03),
     *_floors(),
 ]

@@ -103,6 +103,13 @@ class MeshRuns:
     def copy(self, run: str, to: str) -> None:
         shutil.copytree(self.folder / run, self.folder / to)
 
+    def forget(self, run: str, after: int) -> None:
+        """Remove the commits of later steps, as if the run had been killed before them."""
+        store = open_store(f"{self.folder}/{run}")
+        for commit in committed(store):
+            if commit.step > after:
+                store.delete(commit.key)
+
     def steps(self, run: str) -> list[Step]:
         records = read_steps(open_store(f"{self.folder}/{run}"))
         return [(one["loss"], one["grad_norm"], one.get("eval_loss", 0.0)) for one in records]

@@ -1,6 +1,7 @@
 """The scene of meshes: each trains as one rank does, goes on after kills to the bit, and goes on from every other.
 
-Without tensor ranks the runs have dropout and an output layer of their own; with tensor ranks, which refuse dropout, tied ones.
+Without tensor ranks the runs have dropout and an output layer of their own; with tensor ranks, which refuse dropout, tied ones
+and in one run an output layer of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from trainer.storage import open_store
 
 SPLIT = [mesh for mesh, (_, _, tensor) in MESHES.items() if tensor > 1]
 WHOLE = [mesh for mesh in MESHES if mesh not in SPLIT]
-KINDS = {"whole": {"tied": False, "dropout": 0.1}, "split": {"tied": True, "dropout": 0.0}}
-RUNS = [*(("whole", mesh) for mesh in WHOLE), *(("split", mesh) for mesh in MESHES)]
+KINDS = {
+    "whole": {"tied": False, "dropout": 0.1},
+    "split": {"tied": True, "dropout": 0.0},
+    "untied": {"tied": False, "dropout": 0.0},
+}
+RUNS = [*(("whole", mesh) for mesh in WHOLE), *(("split", mesh) for mesh in MESHES), ("untied", "fsdp2xtp2")]
 RESUMED = [*(("whole", mesh) for mesh in WHOLE), *(("split", mesh) for mesh in SPLIT if MESHES[mesh][0] <= 6)]
 PAIRS = [
     *(("whole", *pair) for pair in permutations(WHOLE, 2)),
@@ -85,8 +90,9 @@ def test_run_that_is_killed_ends_with_the_same_bits(kinds: dict[str, MeshRuns], 
 def test_any_mesh_goes_on_from_any_other(kinds: dict[str, MeshRuns], kind: str, saved: str, resumed: str) -> None:
     runs, run = kinds[kind], f"{saved}-to-{resumed}"
     runs.once("one", "one")
-    runs.once(f"{saved}-4", saved, "train.steps=4")
-    runs.copy(f"{saved}-4", run)
+    runs.once(saved, saved)
+    runs.copy(saved, run)
+    runs.forget(run, after=4)
     runs.train(run, resumed, "train.steps=7")
     assert_losses_of_one_rank(runs.steps(run), runs.steps("one")[:7])
     began = [event["event"] for event in read_events(open_store(f"{runs.folder}/{run}"))]
@@ -103,6 +109,17 @@ def test_what_is_freed_and_made_again_has_the_same_bits(kinds: dict[str, MeshRun
     runs.train(run, "fsdp2xtp2", setting)
     assert runs.steps(run) == runs.steps("fsdp2xtp2")
     assert equal(runs.tensors(run), runs.tensors("fsdp2xtp2"))
+
+
+@pytest.mark.parametrize("mesh", ["fsdp3", "fsdp2xtp2"])
+def test_uneven_evaluation_and_early_stop_end_all_ranks(kinds: dict[str, MeshRuns], mesh: str) -> None:
+    """A step has five micro-batches and an evaluation as many samples; after the first, no evaluation counts as a gain."""
+    runs = kinds["split"]
+    sets = ("train.global_batch=5", "eval.every=1", "eval.patience=2", "eval.min_delta=100.0")
+    for run in ("one", mesh):
+        runs.once(f"{run}-uneven", run, *sets)
+    assert len(runs.steps(f"{mesh}-uneven")) == 3
+    assert_losses_of_one_rank(runs.steps(f"{mesh}-uneven"), runs.steps("one-uneven"))
 
 
 def test_tensor_ranks_make_logits_in_chunks(kinds: dict[str, MeshRuns]) -> None:
@@ -124,11 +141,12 @@ def test_tensor_ranks_compute_in_half_precision(kinds: dict[str, MeshRuns], mode
 def test_ranks_that_share_a_model_roll_back_as_one_rank(kinds: dict[str, MeshRuns]) -> None:
     """From step 4 on, where the only checkpoint is, spikes are looked for; the norm of step 7 is one."""
     runs = kinds["split"]
-    runs.once("one-4", "one", "train.steps=4")
+    runs.once("one", "one")
     rules = {"action": "roll_back", "spike_deviations": 2.0, "spike_window": 4, "rollback_steps": 1, "skip_batches": 1}
     sets = [f"bad_loss.{key}={value}" for key, value in rules.items()]
     for mesh in ("one", "fsdp2xtp2"):
-        runs.copy("one-4", f"{mesh}-back")
+        runs.copy("one", f"{mesh}-back")
+        runs.forget(f"{mesh}-back", after=4)
         runs.train(f"{mesh}-back", mesh, "checkpoint.every_steps=1000", *sets)
         found = [
             event for event in read_events(open_store(f"{runs.folder}/{mesh}-back")) if event["event"] == ROLLED_BACK

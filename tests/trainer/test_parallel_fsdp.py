@@ -124,9 +124,12 @@ def refused(world: parallel.World, model: nn.Module) -> str:
 
 
 class Source:
-    """A Task of which nothing but its blocks is wanted."""
+    """A Task of which nothing but its units is wanted."""
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return []
+
+    def embeddings(self, model: nn.Module) -> list[nn.Module]:
         return []
 
 
@@ -134,6 +137,11 @@ class Source:
 def test_models_that_cannot_be_sharded_are_refused_in_one_line(fork_server: ForkServer) -> None:
     assert run_ranks(fork_server, 2, refused, Scaled()) == ["parallel.shard"] * 2
     assert run_ranks(fork_server, 2, refused, nn.Sequential(nn.BatchNorm1d(2))) == ["task.name"] * 2
+
+
+def with_a_layer_in_two_blocks() -> nn.Sequential:
+    layer = nn.Linear(2, 2)
+    return nn.Sequential(nn.Sequential(layer), nn.Sequential(layer))
 
 
 def of_two(first: nn.Module, second: nn.Module) -> nn.Sequential:
@@ -147,16 +155,23 @@ def of_two(first: nn.Module, second: nn.Module) -> nn.Sequential:
     [
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []),
         (of_two(nn.Linear(2, 2), nn.Linear(2, 2)), ["0.bias"]),
+        (with_a_layer_in_two_blocks(), ["0.0.weight", "0.0.bias"]),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()), []),
         (nn.Sequential(Scaled(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())), ["gain", "1.weight"]),
     ],
-    ids=["plain", "shared", "a dtype a block", "scalar and two dtypes"],
+    ids=["plain", "shared", "a shared layer", "a dtype a block", "scalar and two dtypes"],
 )
 def test_parameters_that_fsdp_cannot_take_are_named(model: nn.Sequential, values: list[str]) -> None:
     lines = fsdp.unit_problems(model, list(model))
     assert len(lines) >= len(values)
     assert bool(lines) == bool(values)
     assert all(any(value in line for line in lines) for value in values)
+
+
+def test_embedding_that_is_tied_to_another_layer_is_named() -> None:
+    model = of_two(nn.Linear(2, 2), nn.Linear(2, 2))
+    (line,) = fsdp.unit_problems(model, [model[0]])
+    assert "0.bias" in line
 
 
 class Built(LanguageModel):

@@ -10,7 +10,7 @@ dcp.load(state, storage_reader=LustrainReader("s3://bucket/runs/mine", prefix="m
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,22 +26,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.format.chunks import Chunk, chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
-from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.format.records import StoredTensor
 from trainer.checkpoint.lineage.history import choose, read_history
-from trainer.checkpoint.load.assemble import Region, chunk_tensor, cut, rows_holding, torch_dtype
-from trainer.checkpoint.load.latest import READ_THREADS
-from trainer.checkpoint.load.parts import (
-    PartReader,
-    Places,
-    TierNotes,
-    blocks_covering,
-    fetch_blocks,
-    ignore_event,
-    read_indexes,
-    read_manifest,
-)
+from trainer.checkpoint.load.assemble import Region, torch_dtype
+from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.storage import ObjectStore, open_store
 
 
@@ -62,14 +52,8 @@ class LustrainReader(StorageReader):
         self._open()
 
     def _open(self) -> None:
-        self._places = Places(self._store)
-        self._manifest = read_manifest(self._store, choose(read_history(self._store), self._store.uri, self._step))
-        self._indexes = read_indexes(self._places, self._manifest)
-        self._chunks = {
-            name.removeprefix(self._prefix): chunks
-            for name, chunks in chunks_by_name(self._indexes).items()
-            if name.startswith(self._prefix)
-        }
+        manifest = read_manifest(self._store, choose(read_history(self._store), self._store.uri, self._step))
+        self._checkpoint = StoredCheckpoint(Places(self._store), manifest)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a further load; a `checkpoint_id` is the URI of a different run."""
@@ -78,15 +62,16 @@ class LustrainReader(StorageReader):
             self._open()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Shapes, dtypes and chunks of all offered tensors."""
-        return Metadata({name: _described(chunks) for name, chunks in self._chunks.items()})
+        """Shapes and dtypes of all offered tensors, each as one chunk, so that a plan names regions of tensors."""
+        offered = [tensor for tensor in self._checkpoint.tensors() if tensor.name.startswith(self._prefix)]
+        return Metadata({tensor.name.removeprefix(self._prefix): _described(tensor) for tensor in offered})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to prepare: every rank reads by itself."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the same plan with the commit that this rank is about to read."""
-        return replace(plan, storage_data=self._manifest.id)
+        return replace(plan, storage_data=self._checkpoint.manifest.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the same plans; UserError unless all ranks read the same commit."""
@@ -98,38 +83,45 @@ class LustrainReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the planner's tensors, one part's needed blocks in memory at a time."""
-        wanted: dict[int, list[tuple[tuple[Entry, Region], ReadItem]]] = {}
-        for item in plan.items:
-            chunk = self._chunk_of(item)
-            region = Region(tuple(item.storage_offsets), tuple(item.lengths))
-            wanted.setdefault(chunk.part, []).append((rows_holding(chunk.entry, region), item))
-        for part in sorted(wanted):
-            reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(ignore_event))
-            ranges = [(rows.start, rows.start + rows.size) for (rows, _), _ in wanted[part]]
-            fetch_blocks([(reader, number) for number in blocks_covering(ranges)], READ_THREADS)
-            for (rows, region), item in wanted[part]:
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(cut(chunk_tensor(reader, rows), region))
-                planner.commit_tensor(item, target)
+        """Fill the planner's tensors from the parts that hold what this rank needs, one part's bytes in memory at a time."""
+        for items in _by_name(plan.items):
+            self._fill(items, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _fill(self, items: Mapping[str, ReadItem], planner: LoadPlanner) -> None:
+        targets = {name: planner.resolve_tensor(item).detach() for name, item in items.items()}
+        regions = {f"{self._prefix}{name}": _region(item) for name, item in items.items()}
+        self._checkpoint.fill(
+            lambda name: regions.get(name, False), {f"{self._prefix}{name}": target for name, target in targets.items()}
+        )
+        for name, item in items.items():
+            planner.commit_tensor(item, targets[name])
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a run is read only where this reader is named, never by the look of its folder."""
         return False
 
-    def _chunk_of(self, item: ReadItem) -> Chunk:
-        offset = tuple(item.storage_index.offset or ())
-        for chunk in self._chunks[item.storage_index.fqn]:
-            if chunk.entry.offsets == offset or not offset:
-                return chunk
-        raise KeyError(f"{item.storage_index.fqn} has no chunk at {offset}")
+
+def _by_name(items: Sequence[ReadItem]) -> list[dict[str, ReadItem]]:
+    """Split the items into dictionaries by name: one of them, unless a rank holds several regions of a tensor."""
+    rounds: list[dict[str, ReadItem]] = []
+    for item in items:
+        name = item.storage_index.fqn
+        free = next((each for each in rounds if name not in each), None)
+        if free is None:
+            rounds.append(free := {})
+        free[name] = item
+    return rounds
 
 
-def _described(chunks: Sequence[Chunk]) -> TensorStorageMetadata:
-    first = chunks[0].entry
-    sizes = [ChunkStorageMetadata(torch.Size(c.entry.offsets), torch.Size(c.entry.lengths)) for c in chunks]
-    return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(first.dtype)), torch.Size(first.shape), sizes)
+def _region(item: ReadItem) -> Region:
+    return Region(tuple(item.storage_offsets), tuple(item.lengths))
+
+
+def _described(tensor: StoredTensor) -> TensorStorageMetadata:
+    size = torch.Size(tensor.shape)
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(tensor.dtype)), size, [chunk])

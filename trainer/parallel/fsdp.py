@@ -2,13 +2,15 @@
 
 The order is fixed: the tensor plan, recomputation and compilation, then sharding, then weights, then the optimizer. An
 optimizer that is made before sharding trains nothing, and raises no error.
+
+Which unit is gathered next is left to FSDP2. torchtitan names it only for expert parallelism, whose waits for the GPU disturb
+that (https://github.com/pytorch/torchtitan/blob/2645c02d392641f6f78c43dbc20f27e3f0849182/torchtitan/models/llama4/infra/parallelize.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -57,14 +59,14 @@ class Sharded:
         """
         refuse_batch_statistics(model)
         blocks = [block for block in source.blocks(model) if block is not model]
-        if lines := unit_problems(model, blocks):
+        embeddings = list(source.embeddings(model))
+        if lines := unit_problems(model, [*blocks, *embeddings]):
             raise UserError(lines)
         empty = any(parameter.is_meta for parameter in model.parameters())
-        options: dict[str, Any] = {"mesh": self._data_mesh(), "mp_policy": mixed_precision(self._precision)}
-        for block in blocks:
-            fully_shard(block, reshard_after_forward=self._config.reshard, **options)
-        # The output layer is needed first in backward; what else lies outside of blocks stays gathered with it.
-        self._model = fully_shard(model, reshard_after_forward=False, **options)
+        policy = mixed_precision(self._precision)
+        self._model = shard_units(
+            model, blocks, embeddings, mesh=self._data_mesh(), policy=policy, reshard=self._config.reshard
+        )
         if empty:
             model.to_empty(device=self._world.device)
             source.initialise(model)
@@ -90,22 +92,50 @@ class Sharded:
         return self._mesh["shard"] if self.dims.replicate == 1 else self._mesh["replicate", "shard"]
 
 
-def unit_problems(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Problem]:
-    """Return one line for each parameter that FSDP2 cannot shard: without dimensions, in two blocks, of another dtype."""
+def shard_units(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    embeddings: Sequence[nn.Module],
+    *,
+    mesh: DeviceMesh | None,
+    policy: MixedPrecisionPolicy,
+    reshard: bool,
+) -> FSDPModule:
+    """Shard a model in place, each block and each embedding as a unit of its own; `unit_problems` has nothing to say of it."""
+    for embedding in embeddings:
+        # What it looks up does not depend on its weights: backward would gather them in vain.
+        unit = fully_shard(embedding, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        unit.set_unshard_in_backward(False)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    # The output layer is needed first in backward; what else lies outside of units stays gathered with it.
+    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def unit_problems(model: nn.Module, units: Sequence[nn.Module]) -> list[Problem]:
+    """Return one line for each parameter that FSDP2 cannot shard: without dimensions, in two units, of another dtype.
+
+    What lies in none of `units` is one more.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    block_of: dict[int, int] = {}
+    inside = {id(module) for unit in units for module in unit.modules()}
+    outside = [module for module in model.modules() if id(module) not in inside]
+    held = [list(unit.parameters()) for unit in units]
+    held.append([parameter for module in outside for parameter in module.parameters(recurse=False)])
+    unit_of: dict[int, int] = {}
     lines: list[Problem] = []
-    for number, block in enumerate(blocks):
-        for parameter in block.parameters():
-            if block_of.setdefault(id(parameter), number) != number:
-                why, fix = "is shared by two blocks", "leave them out of Task.blocks, or train without shards"
+    for number, parameters in enumerate(held):
+        for parameter in parameters:
+            if unit_of.setdefault(id(parameter), number) != number:
+                why = "is used in a block or an embedding and outside of it"
+                fix = "leave that out of Task.blocks or Task.embeddings, or train without shards"
                 lines.append(problem("parallel.shard", names[id(parameter)], why, fix=fix))
     dtypes: dict[int, torch.dtype] = {}
     for name, parameter in model.named_parameters():
         if not parameter.ndim:
             why, fix = "has no dimension to shard", "give the parameter the shape [1]"
             lines.append(problem("parallel.shard", name, why, fix=fix))
-        unit = block_of.get(id(parameter), -1)
+        unit = unit_of[id(parameter)]
         if dtypes.setdefault(unit, parameter.dtype) != parameter.dtype:
             why = f"is {parameter.dtype} in a block of {dtypes[unit]}"
             lines.append(problem("parallel.shard", name, why, fix="give all parameters of a block one dtype"))

@@ -31,6 +31,7 @@ from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.strategy import makes_empty_models
 from trainer.parallel.votes import VoteBox
 from trainer.run.footprint import check_memory, ranks_here
+from trainer.run.versions import this_version, version_problems
 from trainer.step import precision, schedule
 from trainer.step.bad_loss import BadStep
 from trainer.storage import ObjectMissingError, ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
@@ -81,6 +82,25 @@ def proven_settings_exit_1() -> Iterator[None]:
     else:
         with store_failures_exit_1(but=(RefusedError, ObjectMissingError)):
             yield
+
+
+def check_fit_and_versions(config: Config, task: Task, world: World, votes: VoteBox, on_event: OnEvent) -> None:
+    """UserError, on every rank, as `check_fit` on any, or where ranks run different versions of Lustrain."""
+
+    def work() -> Json:
+        check_fit(config, task, world, on_event)
+        return this_version()
+
+    def reduce(answers: dict[int, Json]) -> Json:
+        if lines := version_problems(answers):
+            raise UserError(lines)
+        return answers[0]
+
+    rank_0s = run_on_all_ranks(votes, world.rank, "start/fit", work, reduce)
+    # A rank 0 of an earlier version compares nothing, and answers with nothing.
+    if lines := version_problems({0: rank_0s, world.rank: this_version()}):
+        votes.leave(world.rank, lines[0])
+        raise UserError(lines)
 
 
 def check_fit(config: Config, task: Task, world: World, on_event: OnEvent) -> None:

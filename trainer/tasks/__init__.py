@@ -137,6 +137,13 @@ class Task(ABC):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated parts, in forward order: the units of compilation, recomputation and sharding."""
 
+    def embeddings(self, model: nn.Module) -> list[nn.Module]:
+        """Return look-up tables outside of the blocks, to be sharded as units that are whole in their own forward only.
+
+        Each is called as a module, is tied to nothing, and backward does not need its weights.
+        """
+        return []
+
     def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle] | None:
         """Return how to split each layer over tensor ranks, as torch's `parallelize_module` takes it; None: it cannot be split.
 

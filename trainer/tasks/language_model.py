@@ -172,6 +172,9 @@ class LanguageModel(Task):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return list(_llama(model).blocks)
 
+    def embeddings(self, model: nn.Module) -> list[nn.Module]:
+        return llama.embeddings(_llama(model))
+
     def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle]:
         return llama.tensor_plan(_llama(model))
 

@@ -52,8 +52,43 @@ def read_tensors(manifest: Manifest, open_parts: OpenParts, want: Wanted, thread
     a wanted element is missing, UserError every tensor of another shape than its region says; ValueError is for a region
     outside its tensor.
     """
+    readers, planned = _plan_reads(manifest, open_parts, want)
+    fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
+        return dict(zip(planned, done, strict=True))
+
+
+def fill_tensors(
+    manifest: Manifest, open_parts: OpenParts, want: Wanted, targets: Mapping[str, torch.Tensor], threads: int
+) -> None:
+    """Copy what is wanted of each tensor into its target, which has the region's shape.
+
+    Only one part's blocks are in memory at a time. Errors as `read_tensors`; they may leave some targets filled.
+    """
+    readers, planned = _plan_reads(manifest, open_parts, want)
+    reads_of: dict[int, list[tuple[str, _Read]]] = {}
+    for name, (_, _, reads) in planned.items():
+        for read in reads:
+            reads_of.setdefault(read.part, []).append((name, read))
+    unread = {part: readers[part] for part in sorted(reads_of)}
+    del readers
+    while unread:
+        # A reader's memory lives as long as the reader.
+        part = next(iter(unread))
+        reader = unread.pop(part)
+        ranges = [(read.rows.start, read.rows.start + read.rows.size) for _, read in reads_of[part]]
+        fetch_blocks([(reader, number) for number in blocks_covering(ranges)], threads)
+        for name, read in reads_of[part]:
+            cut(targets[name], read.target).copy_(cut(chunk_tensor(reader, read.rows), read.source))
+
+
+def _plan_reads(
+    manifest: Manifest, open_parts: OpenParts, want: Wanted
+) -> tuple[Sequence[PartReader], dict[str, tuple[StoredTensor, Region, list[_Read]]]]:
+    """Plan by the manifest's layout where it has one, else, or where that lacks a chunk, by the indexes of all parts."""
     try:
-        readers, planned = _planned(manifest, open_parts, want)
+        return _planned(manifest, open_parts, want)
     except CoverError:
         if manifest.layout is None:
             raise
@@ -62,10 +97,7 @@ def read_tensors(manifest: Manifest, open_parts: OpenParts, want: Wanted, thread
         names = {tensor.name for group in manifest.layout.groups for tensor in group.tensors}
         if any(want(name) is not False for name in names - planned.keys()):
             raise
-    fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
-        return dict(zip(planned, done, strict=True))
+        return readers, planned
 
 
 def _planned(

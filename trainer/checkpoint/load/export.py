@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import ITEM_BYTES, Places, ignore_event, read_indexes, read_manifest
+from trainer.checkpoint.load.parts import ITEM_BYTES, Places, read_manifest
+from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.storage import ObjectStore
 
 MODEL = "model/"
@@ -70,18 +69,16 @@ def export(
     """
     out = Path(out_dir).absolute()
     _require_free(out)
-    places = Places(store)
-    manifest = read_manifest(store, manifest_id)
-    indexes = read_indexes(places, manifest)
-    entries = [chunks[0].entry for chunks in chunks_by_name(indexes).values()]
-    weights = renamed([(e.name, e.dtype, prod(e.shape) * ITEM_BYTES[e.dtype]) for e in entries], names)
+    checkpoint = StoredCheckpoint(Places(store), read_manifest(store, manifest_id))
+    stored = [(each.name, each.dtype, prod(each.shape) * ITEM_BYTES[each.dtype]) for each in checkpoint.tensors()]
+    weights = renamed(stored, names)
     shards = plan_shards(weights, shard_bytes)
     names_of_shards = shard_names(len(shards))
     with _appearing(out) as partial:
         for file, shard in zip(names_of_shards, shards, strict=True):
             wanted = {weight.stored: weight.name for weight in shard}
-            tensors = read_checkpoint(places, manifest, want=wanted.__contains__, on_event=ignore_event)
-            about = {"format": "pt", "lustrain_step": str(manifest.step)}
+            tensors = checkpoint.read(wanted.__contains__)
+            about = {"format": "pt", "lustrain_step": str(manifest_id.step)}
             save_file({wanted[name]: tensor for name, tensor in tensors.items()}, partial / file, metadata=about)
             on_bytes(sum(weight.size for weight in shard))
         _write_json(partial, INDEX, weight_map(names_of_shards, shards) if len(shards) > 1 else None)

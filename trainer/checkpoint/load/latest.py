@@ -7,7 +7,6 @@ ends the load with its error, so that a network fault never silently costs a run
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,19 +15,17 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
-from trainer.checkpoint.format.records import Manifest, Part, encode
-from trainer.checkpoint.load.assemble import Wanted, read_tensors
-from trainer.checkpoint.load.parts import OnEvent, PartReader, Places, open_parts, read_manifest
+from trainer.checkpoint.format.layout import ManifestId, tier_root
+from trainer.checkpoint.format.records import Manifest, encode
+from trainer.checkpoint.load.assemble import Wanted
+from trainer.checkpoint.load.parts import OnEvent, Places, read_manifest
+from trainer.checkpoint.load.stored import READ_THREADS, StoredCheckpoint
 from trainer.config import TierConfig
 from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
-from trainer.storage import ArchivedError, CorruptObjectError, ObjectStore, StorageError
-from trainer.storage.archive import refuse_archived
+from trainer.storage import CorruptObjectError, ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 
-READ_THREADS = min(8, max(4, os.cpu_count() or 4))
-"""From the page cache two threads are as fast; a cold disk gave 1.9 GB/s with two and 2.4 with four (two cores)."""
 VOTE_TIMEOUT_S = 3600.0
 """The slowest rank may have to read its whole share at a crowded file system's speed."""
 
@@ -118,15 +115,7 @@ def read_checkpoint(
 
     ArchivedError says how many of its objects a lifecycle rule has moved to an archive.
     """
-
-    def opened(parts: Sequence[Part]) -> Sequence[PartReader]:
-        return open_parts(places, manifest.attempt, parts, on_event, threads)
-
-    try:
-        return read_tensors(manifest, opened, want, threads)
-    except ArchivedError:
-        refuse_archived("run", places.run.uri, places.run.list(f"{ATTEMPTS}{manifest.attempt}/"))
-        raise
+    return StoredCheckpoint(places, manifest, on_event=on_event, threads=threads).read(want)
 
 
 def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> tuple[ObjectStore, ...]:

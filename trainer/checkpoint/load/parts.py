@@ -310,21 +310,6 @@ def read_block(store: ObjectStore, part: Part, index: RankIndex, number: int, ta
     _expect_checksum(target, block.crc64nvme, where)
 
 
-def open_parts(
-    places: Places, attempt: str, parts: Sequence[Part], on_event: OnEvent, threads: int
-) -> list[PartReader]:
-    """Open readers of parts of a checkpoint: indexes are read and checked, data is not read yet."""
-    notes = TierNotes(on_event)
-
-    def opened(part: Part) -> PartReader:
-        return PartReader(places, part, read_index(places, part, attempt, notes), notes)
-
-    with ThreadPoolExecutor(threads) as pool:
-        readers = list(pool.map(opened, parts))
-    notes.report_missing(len(readers))
-    return readers
-
-
 def read_indexes(places: Places, manifest: Manifest) -> list[RankIndex]:
     """Read all ranks' indexes in parallel; CorruptObjectError as `read_index`."""
     with ThreadPoolExecutor(STAT_THREADS) as pool:

@@ -10,6 +10,10 @@ from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.save.writer import Stored
 from trainer.parallel.votes import VoteBox
 
+SAVE_PROTOCOL = 1
+"""Goes up whenever ranks with another number could not save one checkpoint together: by its messages, its plan of chunks or
+its records. Ranks compare it at a start (`trainer.run.versions`)."""
+
 
 @dataclass(frozen=True)
 class SaveStart:
@@ -108,5 +112,4 @@ class SaveProtocol:
 
 def _rank_result(body: dict[str, Any]) -> RankResult:
     stored = Stored(**body["stored"]) if body["stored"] else None
-    # A rank of an earlier Lustrain posts no layout and stores by another plan, so that rank 0 has to read the indexes.
-    return RankResult(stored, body["error"], body["closed"], body.get("layout", ""))
+    return RankResult(stored, body["error"], body["closed"], body["layout"])

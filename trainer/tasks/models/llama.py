@@ -266,6 +266,11 @@ def on_every_rank(x: Tensor) -> Tensor:
     return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
 
 
+def embeddings(model: Llama) -> list[nn.Module]:
+    """Return the embedding where the output layer has weights of its own."""
+    return [] if model.shape.tied else [model.embed]
+
+
 def tensor_plan(model: Llama) -> dict[str, ParallelStyle]:
     """Split a model over tensor ranks: attention by heads, feed-forward by its hidden width, the rest by position and token.
 
