@@ -59,12 +59,14 @@ def close_losses(text: str, reference: Records, other: Records, tolerance: float
 
 
 def same_weights_at_load(events: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> Promise:
-    """Check that the last resume in each of two histories began from the same bytes of one checkpoint, in different worlds."""
-    first, second = _last(events, "resumed"), _last(others, "resumed")
+    """Check that two histories resumed from the same bytes of one checkpoint, in different worlds: the other's last one."""
+    second = _last(others, "resumed")
+    same_step = (event for event in events if second and event.get("step") == second["step"])
+    first = _last(same_step, "resumed")
     text = "another world size: bit-identical weights at load"
     if first is None or second is None:
-        return Promise(text, False, "one of the runs did not resume")
-    same = (first["step"], first["weights_crc64nvme"]) == (second["step"], second["weights_crc64nvme"])
+        return Promise(text, False, "one of the runs did not resume there")
+    same = first["weights_crc64nvme"] == second["weights_crc64nvme"]
     worlds = f"{first['world_size']} and {second['world_size']} ranks"
     kept = same and first["world_size"] != second["world_size"]
     return Promise(

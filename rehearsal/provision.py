@@ -20,8 +20,16 @@ from infra.preflight import stackfile
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
 from lustrain.cluster import Cluster, parse
+from rehearsal.lab.slurm import QUICK, UNHELD
 
 STACK = "rehearsal"
+WITH_SLURM: Mapping[str, Any] = {
+    "groups": [{"name": "train", "instance_type": "c7i.24xlarge", "count": 2, "capacity": {"mode": "spot"}}],
+    "scheduler": {"type": "slurm", "settings": {**QUICK, **UNHELD}},
+    # Nodes of the lab have no agent that carries logs, and reach no network to get it.
+    "observability": {"logs": False},
+}
+"""What the stack has instead, where nodes of the lab boot as its instances and make its Slurm."""
 STACK_FILE = PROGRAM / f"Pulumi.{STACK}.yaml"
 
 
@@ -48,20 +56,19 @@ def what_is_real() -> tuple[str, str]:
     return "Pulumi engine, AWS provider, preflight", "AWS"
 
 
-def provision(folder: Path, environment: Mapping[str, str]) -> Provisioned:
-    """Bring the stack up in the embedded AWS that `environment` points at."""
+def provision(folder: Path, environment: Mapping[str, str], *, slurm: bool = False) -> Provisioned:
+    """Bring the stack up in the embedded AWS that `environment` points at; with an engine, `slurm` gives it a Slurm."""
     missing = engine_missing()
-    return _without_engine(environment, missing) if missing else _with_engine(folder, environment)
+    return _without_engine(environment, missing) if missing else _with_engine(folder, environment, slurm=slurm)
 
 
-def first_node(cluster: Cluster) -> str:
-    """Return the id of a node in service; empty where there is none."""
+def instances_in_service(cluster: Cluster) -> list[str]:
+    """Return the ids of the nodes in service, in the order in which their groups launched them."""
     groups = list(cluster.nodes.auto_scaling_groups)
     client = boto3.client("autoscaling", region_name=cluster.region)
     described = client.describe_auto_scaling_groups(AutoScalingGroupNames=groups)["AutoScalingGroups"]
     instances = (instance for group in described for instance in group["Instances"])
-    serving = (instance["InstanceId"] for instance in instances if instance["LifecycleState"] == "InService")
-    return next(serving, "")
+    return [instance["InstanceId"] for instance in instances if instance["LifecycleState"] == "InService"]
 
 
 def tear_down(engine: Engine) -> tuple[int, list[str]]:
@@ -74,8 +81,10 @@ def tear_down(engine: Engine) -> tuple[int, list[str]]:
     )
 
 
-def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
+def _with_engine(folder: Path, environment: Mapping[str, str], *, slurm: bool) -> Provisioned:
     engine = Engine(folder, STACK, environment)
+    if slurm:
+        engine.change({**engine.spec, **WITH_SLURM})
     engine.up()
     left = engine.steps()
     return Provisioned(

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
-from rehearsal.journey import Stage
 from rehearsal.proof import Promise
+from rehearsal.stages import Stage
 
 STAGE_COLUMNS = ("stage", "real", "emulated", "seconds", "outcome")
 NO_TERMINAL_WIDTH = 150

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lustrain.flags import flag, number
-from lustrain.problem import FAILED
+from lustrain.problem import FAILED, UserError
 from lustrain.task import TaskResult, task
 
 REPORT = Path(__file__).with_name("report.md")
@@ -20,6 +20,7 @@ FEWEST_STEPS = 48
 class RehearseFlags:
     steps: str = flag("150", "optimizer steps of each run (150)")
     seed: str | None = flag(None, "where the interruptions strike, a whole number; chosen anew by default")
+    slurm: bool = flag(False, "train the run that is interrupted by the stack's own Slurm, on nodes made of namespaces")
     json: bool = flag(False, "print the outcome as one JSON object at the end")
 
 
@@ -28,14 +29,17 @@ def rehearse(flags: RehearseFlags) -> TaskResult:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
     from rehearsal.journey import as_dict, run_journey
     from rehearsal.report import markdown, show
+    from rehearsal.scheduled import why_not
 
     steps = int(number("--steps", flags.steps, FEWEST_STEPS, 10**6))
     seed = secrets.randbelow(10**6) if flags.seed is None else int(number("--seed", flags.seed, 0, 10**9))
+    if flags.slurm and (reason := why_not()):
+        raise UserError(f"--slurm: {reason}")
     # What ends this program in another way than Ctrl-C takes the job, the nodes and the engine down too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"rehearsal with seed {seed}: four to ten minutes on two cores", flush=True)
     picture = REPORT.with_suffix(".png")
-    journey = run_journey(steps, seed, picture)
+    journey = run_journey(steps, seed, picture, slurm=flags.slurm)
     show(journey.stages, journey.promises)
     REPORT.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
     print(f"report: {REPORT}")

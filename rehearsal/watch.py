@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ ALERT = "RunDown"
 TIME_SCALE = 1 / 300
 """A quarter of an hour is three seconds here."""
 PATIENCE_S = 180.0
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 _PORTS = range(23_000, 28_000)
 """Below those that the kernel gives away by itself: they have to stay free between the launches of the run."""
 
@@ -49,11 +50,13 @@ class Watch:
     """Whether the end of the run was scraped."""
     went: bool = False
     """Whether the alert no longer fired after that."""
+    bind: str = LOOPBACK
+    """Address at which each rank serves its metrics."""
 
     @property
     def settings(self) -> Mapping[str, str]:
         """Return what the run adds to its configuration."""
-        return {"metrics.prometheus_port": str(self.port), "metrics.prometheus_address": "127.0.0.1"}
+        return {"metrics.prometheus_port": str(self.port), "metrics.prometheus_address": self.bind}
 
     def before_notice(self, more: Callable[[], bool]) -> None:
         """Wait until a step is scraped and the alert is quiet, while `more` holds; a busy machine may have missed scrapes."""
@@ -127,14 +130,15 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def watch(folder: Path, run: str, ranks: int) -> Iterator[Watch | None]:
-    """Run a Prometheus that scrapes the ranks of a run every two seconds, until the block ends; None where there is none."""
+def watch(folder: Path, run: str, hosts: Sequence[str], ranks: int) -> Iterator[Watch | None]:
+    """Run a Prometheus that scrapes `ranks` ranks of a run on each of the hosts every two seconds, until the block ends; None
+    where there is none."""
     if why_not():
         yield None
         return
     folder.mkdir()
     port, *of_ranks = _free_ports(ranks + 1)
-    targets = [f"127.0.0.1:{one}" for one in of_ranks]
+    targets = [f"{host}:{one}" for host in hosts for one in of_ranks]
     settings = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yml"],
@@ -149,7 +153,8 @@ def watch(folder: Path, run: str, ranks: int) -> Iterator[Watch | None]:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         ends.callback(process.wait)
         ends.callback(process.kill)
-        yield Watch(f"http://127.0.0.1:{port}", run, of_ranks[0], process, folder / "log")
+        bind = LOOPBACK if list(hosts) == [LOOPBACK] else EVERYWHERE
+        yield Watch(f"http://{LOOPBACK}:{port}", run, of_ranks[0], process, folder / "log", bind=bind)
 
 
 def _free_ports(count: int) -> list[int]:

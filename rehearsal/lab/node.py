@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.local.metadata import LocalMetadata
+from rehearsal.lab.forward import Forward
 from rehearsal.lab.ground import PATH, Ground, first_child
 from rehearsal.lab.hardware import KINDS
 from rehearsal.lab.metadata import NodeMetadata
@@ -38,7 +39,10 @@ class Node:
         self.kind = kind
         self.name = f"node{index}"
         self.address = ground.subnet.address(index)
+        self.instance = f"i-{index:017x}"
+        """The id that its metadata has from its first boot on."""
         self.boots = 0
+        self._forwards: dict[tuple[str, int], Forward | None] = {}
 
     @property
     def running(self) -> bool:
@@ -68,6 +72,8 @@ class Node:
             elif self._wants_metadata and KINDS[self.kind].type:
                 self.metadata()
             self._wait_for_boot()
+            for address in self._forwards:
+                self._forwards[address] = Forward(self._pid, address, address)
             self.boots += 1
         return self
 
@@ -183,13 +189,19 @@ class Node:
         """Serve the node's own instance metadata at 169.254.169.254; without it, that address refuses connections."""
         if self._metadata is None:
             identity = {
-                "instance-id": f"i-{self._index:017x}",
+                "instance-id": self.instance,
                 "instance-type": KINDS[self.kind].type,
                 "instance-life-cycle": "on-demand",
                 "local-ipv4": self.address,
             }
             self._metadata = NodeMetadata(self.pid, identity)
         return self._metadata.server
+
+    def forward(self, address: tuple[str, int]) -> None:
+        """Let programs of the node reach a server on this machine's loopback at the same address, now and after each boot."""
+        with self._lock:
+            if self._forwards.get(address) is None:
+                self._forwards[address] = Forward(self.pid, address, address)
 
     @property
     def _disk(self) -> Path:
@@ -241,6 +253,7 @@ class Node:
         self._process = None
         if self._metadata is not None:
             self._metadata.unplug()
+        self._unplug_forwards()
         # The kernel takes the pair of links away with the node's network, but when it pleases.
         self._ground.run("ip", "link", "del", self.name, check=False)
 
@@ -252,6 +265,13 @@ class Node:
         if self._metadata is not None:
             self._metadata.stop()
             self._metadata = None
+        self._unplug_forwards()
+
+    def _unplug_forwards(self) -> None:
+        for address, forward in self._forwards.items():
+            if forward is not None:
+                forward.close()
+                self._forwards[address] = None
 
     def restart_if_asked(self) -> bool:
         """Boot again after the node's own reboot(2), which ends its PID 1 with SIGHUP (pid_namespaces(7))."""

@@ -28,6 +28,9 @@ END
     touch null zero full random urandom tty
     ln -s pts/ptmx ptmx
     ln -s /proc/self/fd fd
+    ln -s fd/0 stdin
+    ln -s fd/1 stdout
+    ln -s fd/2 stderr
     cd "$root/run"
     mkdir -p sshd lock systemd/system simulated/fsx simulated/sysctl "$root/opt/simulated" "$root/mnt/upper" "$root/mnt/work"
     mount_table <<END

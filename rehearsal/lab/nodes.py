@@ -45,15 +45,17 @@ class Lab:
     """`count` nodes on a bridge of their own, a context manager. `kind` names what they are made of (`hardware.KINDS`).
 
     `folders` are shown on every node where the machine's root file system does not hold them: interpreters to test with.
-    `metadata`: every node has instance metadata from its first boot on. RuntimeError with `why_not`.
+    `metadata`: every node has instance metadata from its first boot on. The last `off` nodes stay off until `Node.boot`.
+    RuntimeError with `why_not`.
     """
 
     def __init__(
-        self, count: int, kind: str = "cpu", folders: Iterable[Path | str] = (), metadata: bool = False
+        self, count: int, kind: str = "cpu", folders: Iterable[Path | str] = (), metadata: bool = False, off: int = 0
     ) -> None:
         reason = why_not()
         if reason:
             raise RuntimeError(reason)
+        self._on = count - off
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
         self._ground = Ground(folders)
@@ -100,9 +102,10 @@ class Lab:
         return str(file)
 
     def up(self) -> Lab:
-        """Boot all nodes that are off."""
+        """Boot the nodes that are off, but for those that stay so."""
+        first = self.nodes[: self._on]
         with ThreadPoolExecutor(BOOTS_AT_ONCE) as pool:
-            for booted in [pool.submit(node.boot) for node in self.nodes if not node.running]:
+            for booted in [pool.submit(node.boot) for node in first if not node.running]:
                 booted.result()
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, daemon=True)

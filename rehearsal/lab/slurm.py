@@ -30,6 +30,12 @@ QUICK: Mapping[str, str] = {
 }
 """Of slurm.conf (https://slurm.schedmd.com/slurm.conf.html): a node that is lost is DOWN within a minute, by default after
 five; a job begins at once. Shorter times would take a node that a busy machine does not let run for one that is lost."""
+UNHELD: Mapping[str, str] = {
+    "ProctrackType": "proctrack/linuxproc",
+    "TaskPlugin": "task/none",
+    "JobAcctGatherType": "jobacct_gather/none",
+}
+"""Of slurm.conf, where jobs are not held by control groups: a node of the lab has no tree of its own."""
 CPUS, MEMORY_MB = 4, 2000
 """Of a node in slurm.conf: the machine's own cores are shared by all nodes."""
 SHARED = "/fsx"
@@ -169,10 +175,8 @@ class Slurm:
             "SlurmdParameters": "config_overrides",
             "StateSaveLocation": "/var/spool/slurmctld",
             "SlurmdSpoolDir": "/var/spool/slurmd",
-            "ProctrackType": "proctrack/linuxproc",
-            "TaskPlugin": "task/none",
-            "JobAcctGatherType": "jobacct_gather/none",
             "MpiDefault": "none",
+            **UNHELD,
             **self._timing,
         }
         names = ",".join(node.name for node in self.workers)

@@ -23,7 +23,9 @@ def lab(request: pytest.FixtureRequest) -> Iterator[StartLab]:
     require(why_not() is None, str(why_not()))
     with ExitStack() as running:
 
-        def start(count: int, kind: str = "cpu", folders: Iterable[Path | str] = (), metadata: bool = False) -> Lab:
-            return running.enter_context(Lab(count, kind, folders, metadata))
+        def start(
+            count: int, kind: str = "cpu", folders: Iterable[Path | str] = (), metadata: bool = False, off: int = 0
+        ) -> Lab:
+            return running.enter_context(Lab(count, kind, folders, metadata, off))
 
         yield start

@@ -9,9 +9,11 @@ import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from infra.local.metadata import LocalMetadata
 from rehearsal.lab import network
 from rehearsal.lab.hardware import STOCK_SYSCTLS
 from rehearsal.lab.network import Subnet
@@ -263,6 +265,26 @@ def test_a_nodes_instance_metadata_is_its_own(lab: StartLab) -> None:
 
 
 @pytest.mark.torture
+def test_node_reaches_a_server_of_this_machine_after_a_reboot_too(lab: StartLab) -> None:
+    (node,) = lab(1).nodes
+    read = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+    with LocalMetadata({"instance-id": "i-1"}) as server:
+        place = urlsplit(server.control)
+        node.forward((str(place.hostname), int(str(place.port))))
+        ask = ("/usr/bin/python3", "-c", read, f"{server.control}/control/state")
+        assert "i-1" in node.exec(*ask).stdout
+        node.reboot()
+        assert "i-1" in node.exec(*ask).stdout
+
+
+def test_machine_that_is_off_at_first_boots_as_its_instance(lab: StartLab) -> None:
+    first, second = lab(2, metadata=True, off=1).nodes
+    assert (first.running, second.running) == (True, False)
+    second.instance = "i-0fedcba9876543210"
+    state = second.boot().metadata().state()
+    assert state["answers"]["instance-id"] == "i-0fedcba9876543210"
+
+
 def test_sixty_four_nodes_boot_on_one_machine(lab: StartLab) -> None:
     running = lab(64)
     assert [node.exec("hostname").stdout.strip() for node in running.nodes] == [f"node{n}" for n in range(1, 65)]

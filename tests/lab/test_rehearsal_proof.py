@@ -79,6 +79,7 @@ def test_two_worlds_must_begin_from_the_same_weights() -> None:
     assert same_weights_at_load(resumed(), resumed(world=1)).kept
     for other in (resumed(), resumed(step=9, world=1), resumed(weights="cd", world=1), []):
         assert not same_weights_at_load(resumed(), other).kept
+    assert same_weights_at_load([*resumed(), *resumed(step=16, weights="ef")], resumed(world=1)).kept
 
 
 def test_alert_must_come_and_go() -> None:
@@ -121,7 +122,7 @@ def test_goodput_is_planned_from_an_undisturbed_run() -> None:
 def test_a_broken_promise_is_exit_code_1(
     kept: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_journey(steps: int, seed: int, picture: Any) -> journeys.Journey:
+    def run_journey(steps: int, seed: int, picture: Any, slurm: bool) -> journeys.Journey:
         journey = object.__new__(journeys.Journey)
         journey.stages, journey.promises = [], [Promise("one", True, ""), Promise("two", kept, "")]
         return journey

@@ -14,26 +14,21 @@ import pytest
 from lustrain.cluster import NodeGroup
 from node_setup.agent.owned import AGENT
 from node_setup.slurm import dynamic
+from rehearsal.lab import instance
 from rehearsal.lab import slurm as lab_slurm
 from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab, why_not
-from rehearsal.lab.slurm import QUICK, Slurm, bring_packages
+from rehearsal.lab.slurm import QUICK, UNHELD, Slurm, bring_packages
 from tests.conftest import require
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {
-    **QUICK,
-    "ProctrackType": "proctrack/linuxproc",
-    "TaskPlugin": "task/none",
-    "JobAcctGatherType": "jobacct_gather/none",
-}
-"""A node of the lab has no control groups."""
+SETTINGS = {**QUICK, **UNHELD}
 SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:demo-munge-a1b2c3"
 VOLUME = "vol-0123456789abcdef0"
 GROUPS = {"train": NodeGroup(type="c7i.24xlarge", count=3)}
-FOLDER = "/run/simulated/fsx"
+FOLDER = instance.SHARED
 AWS = f"""#!/bin/sh
 echo "$*" >>{FOLDER}/calls
 case "$2" in
@@ -45,7 +40,6 @@ put-secret-value) cat >{FOLDER}/.secret && mv {FOLDER}/.secret {FOLDER}/secret ;
 esac
 """
 GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
-CONTENT, DISKS = "/var/lib/simulated/content", "/var/lib/simulated/disks.json"
 
 
 class Stack:
@@ -72,19 +66,6 @@ class Stack:
         packed = Path(f"/proc/{node.pid}/root{AGENT}")
         packed.parent.mkdir(parents=True, exist_ok=True)
         packed.write_bytes(self._agent)
-
-    def attach(self, node: Node, disks: str | None = None) -> None:
-        """Attach the state volume; `disks` is what the lab has kept of it where it was formatted before."""
-        node.write("/sys/block/nvme9n1/device/serial", VOLUME.replace("-", "") + "\n")
-        node.write("/sys/block/nvme9n1/device/model", "Amazon Elastic Block Store\n")
-        node.write("/sys/block/nvme9n1/size", f"{20 * 2**21}\n")
-        node.exec("truncate", "--size=20G", "/dev/nvme9n1")
-        node.exec("ln", "-sf", "/opt/simulated/run", "/usr/local/bin/mkfs.xfs")
-        node.exec("mkdir", "-p", CONTENT, f"{FOLDER}/volume")
-        node.exec("/usr/bin/mount", "--bind", f"{FOLDER}/volume", CONTENT)
-        if disks is not None:
-            node.write(DISKS, disks)
-            node.exec("sh", "-c", "printf XFSB | dd of=/dev/nvme9n1 conv=notrunc status=none")
 
     def boot(self, node: Node) -> subprocess.CompletedProcess[str]:
         command = ("/usr/bin/python3", "-I", "-S", AGENT, "slurm-boot", "--request", "/opt/lustrain/bundle/slurm.json")
@@ -124,7 +105,7 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
         "/usr/bin/python3", "-I", "-S", AGENT, "slurm-boot", "--request", "/opt/lustrain/bundle/slurm.json"
     )
     wait_until(lambda: controller.exists(f"{FOLDER}/calls"))
-    stack.attach(controller)
+    instance.attach_volume(controller, VOLUME)
     assert stack.statuses(controller)["slurm.state-volume"] == "changed"
     assert "changed" not in stack.statuses(controller).values(), "a second boot changes nothing"
     for node in (node3, node4):
@@ -173,10 +154,10 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     # slurmctld writes its queue down some seconds after a change.
     controller.exec("touch", "/run/marker")
     wait_until(lambda: saved(controller, "/run/marker"))
-    disks = controller.read(DISKS)
+    disks = controller.read(instance.DISKS)
     controller.replace()
     stack.deploy(controller)
-    stack.attach(controller, disks)
+    instance.attach_volume(controller, VOLUME, disks)
     assert stack.statuses(controller)["slurm.state-volume"] == "ok"
     slurm.wait({"node3": "idle"})
     assert (slurm.job(running)["JobState"], slurm.job(waiting)["JobState"]) == ("RUNNING", "PENDING")

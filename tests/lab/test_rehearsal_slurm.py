@@ -1,0 +1,52 @@
+"""The rehearsal's training by Slurm: refused where none can run; AWS's CLI of its nodes is a stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import boto3
+import pytest
+
+from lustrain.problem import UserError
+from rehearsal import journey, scheduled, tasks
+from rehearsal.lab import aws_cli
+from tests.lab.servers import S3Place
+
+WHY = "a Slurm of the lab needs sbatch; fix: apt-get install slurm-wlm"
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_slurm_that_cannot_run_here_is_refused_before_the_start(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = [WHY if part == number else None for number in range(3)]
+    monkeypatch.setattr(scheduled, "engine_missing", lambda: reasons[0])
+    monkeypatch.setattr(scheduled.nodes, "why_not", lambda: reasons[1])
+    monkeypatch.setattr(scheduled.slurm, "why_not", lambda: reasons[2])
+    monkeypatch.setattr(journey, "run_journey", lambda *_, **__: pytest.fail("it started"))
+    with pytest.raises(UserError) as refused:
+        tasks.rehearse.body.__wrapped__(tasks.RehearseFlags(slurm=True))
+    assert str(refused.value).startswith("--slurm: ")
+
+
+def test_nodes_get_bundle_and_secret_by_the_stand_in(
+    moto_s3: S3Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_s3.endpoint)
+    for key in ("lifecycle/1/node.sh", "lifecycle/1/root/etc/a", "lifecycle/12/other"):
+        moto_s3.client().put_object(Bucket=moto_s3.bucket, Key=key, Body=key.encode())
+    copy = ["s3", "cp", "--recursive", "--only-show-errors", f"s3://{moto_s3.bucket}/lifecycle/1", str(tmp_path)]
+    assert aws_cli.main(copy) == 0
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"node.sh", "root/etc/a"}
+
+    name = f"{moto_s3.bucket}-munge"
+    boto3.client("secretsmanager").create_secret(Name=name)
+    get = ["secretsmanager", "get-secret-value", "--secret-id", name, "--query", "SecretString", "--output", "text"]
+    assert aws_cli.main(get) == aws_cli.FAILED
+    # By these words the agent knows that there is no key yet.
+    assert "staging label" in capsys.readouterr().err
+    (tmp_path / "key").write_text("a2V5")
+    put = ["secretsmanager", "put-secret-value", "--secret-id", name, "--client-request-token", "0" * 64]
+    assert aws_cli.main([*put, "--secret-string", f"file://{tmp_path}/key"]) == 0
+    assert aws_cli.main(get) == 0
+    assert capsys.readouterr().out == "a2V5\n"
+    assert aws_cli.main(["ec2", "describe-instances"]) == aws_cli.REFUSED
