@@ -436,6 +436,9 @@ class Scheduler(Section):
     controller: Controller = Controller()
     settings: Annotated[Mapping[str, str], AfterValidator(slurm_settings)] = {}
     """Further keys of slurm.conf, or other values than Lustrain plans."""
+    idle_minutes: Annotated[int, Field(ge=5, le=1440)] = 10
+    """How long a machine of a group with `min_count: 0` stays without a job. A job that is requeued waits some two minutes,
+    which its nodes should outlast."""
     account: SlurmName | None = None
     """Of jobs that name none, as `qos`."""
     qos: SlurmName | None = None
@@ -537,6 +540,10 @@ class ClusterSpec(Section):
         if self.observability.prometheus == "none" or self.backend == "hyperpod-eks":
             return None
         return self.observability.monitor.group(MONITOR, "login")
+
+    def goes_to_zero(self, group: Group) -> bool:
+        """Return whether the stack's Slurm makes and ends the group's machines, as jobs need them."""
+        return self.controller is not None and group.role == "worker" and group.min_count == 0 < group.count
 
     def zone_of(self, group: Group) -> str:
         return group.zone_id or self.zone_id

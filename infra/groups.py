@@ -70,8 +70,9 @@ class Group(Section):
     count: Annotated[int, Field(ge=0, le=6758)]
     """HyperPod's upper limit, from its API model."""
     min_count: Annotated[int, Field(ge=0)] | None = None
-    """HyperPod: go on with this many when not all come. EC2: none; an Auto Scaling group keeps, and bills, what it got while
-    it tries for the rest, and an alarm tells when some are missing for long."""
+    """HyperPod: go on with this many when not all come. EC2 with a scheduler: 0 lets machines come when jobs wait for them and
+    end when they have none, `count` at most. EC2 else: none; an Auto Scaling group keeps, and bills, what it got while it tries
+    for the rest, and an alarm tells when some are missing for long."""
     role: GroupRole = "worker"
     zone_id: ZoneId | None = None
     """Another zone than the cluster's: a subnet is made there (HyperPod's `OverrideVpcConfig`). File systems stay in the

@@ -161,6 +161,7 @@ class AutoScalingNodeGroup(pulumi.ComponentResource):
             # Nodes may come late or never: a deployment must not wait for capacity.
             wait_for_capacity_timeout="0",
             health_check_type="EC2",
+            protect_from_scale_in=plan.by_jobs or None,
             suspended_processes=list(SUSPENDED),
             enabled_metrics=[aws.autoscaling.Metric(metric) for metric in METRICS],
             metrics_granularity="1Minute",

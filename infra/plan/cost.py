@@ -32,6 +32,8 @@ BOUGHT: Mapping[CapacityMode, str] = {
     "reservation": "billed with the reservation that is there, used or not, and not counted",
 }
 """What to say of machines that are paid outside of the stack."""
+JOBS = "while jobs need all of them, less or nothing else"
+"""Of a group that goes to zero."""
 ML_TYPES = "types of HyperPod (ml.) are shown at EC2's price; SageMaker's may be higher"
 
 
@@ -40,8 +42,8 @@ class Part:
     """One thing that is billed by time. `what` says how much of it, `note` what else to know of the figure.
 
     `unknown` has what is in this part without a known price; `prices` are those that were used. A part that is always on
-    costs the same whether anybody trains or not; the others are machines with accelerators, and their disks. `least` is the
-    share of the figure that is paid at least.
+    costs the same whether anybody trains or not; the others are machines with accelerators, or that come with jobs, and their
+    disks. `least` is the share of the figure that is paid at least.
     """
 
     name: str
@@ -157,7 +159,7 @@ def _part(
 def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
     """Yield a group's machines and their disks."""
     facts, capacity = spec.type_of(group), group.capacity
-    accelerated = facts is None or bool(facts.accelerators)
+    accelerated, to_zero = facts is None or bool(facts.accelerators), spec.goes_to_zero(group)
     types = (group.ec2_type,) if spec.hyperpod else group.ec2_types
     what = f"{group.count} x {group.hyperpod_type if spec.hyperpod else ' or '.join(types)}"
     if capacity.mode in BOUGHT and not capacity.create:
@@ -168,15 +170,16 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
             group.name,
             what,
             {_dearest(types, region): group.count},
-            _note(group),
-            always_on=capacity.create or not accelerated,
-            least=_least(group, types, region),
+            "; ".join(filter(None, [JOBS if to_zero else "", _note(group)])),
+            always_on=capacity.create or not (accelerated or to_zero),
+            least=0.0 if to_zero else _least(group, types, region),
         )
     disks = {"gp3-gb": group.count * group.root_volume_gib}
     if not spec.hyperpod:
         disks |= {"gp3-iops": group.count * (ROOT_IOPS - BASE_IOPS), "gp3-mb-s": group.count * (ROOT_MB_S - BASE_MB_S)}
     what = f"{group.count} x {group.root_volume_gib} GiB of gp3"
-    yield _part(region, f"{group.name} disks", what, disks, always_on=not accelerated)
+    always = not (accelerated or to_zero)
+    yield _part(region, f"{group.name} disks", what, disks, always_on=always, least=0.0 if to_zero else 1.0)
 
 
 def _machines(spec: ClusterSpec, region: str) -> Iterator[Part]:

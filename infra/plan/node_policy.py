@@ -7,6 +7,7 @@ from typing import Any
 
 from infra.config import ClusterSpec
 from infra.plan.documents import Location, Statement, allow, location
+from infra.plan.nodes.auto_scaling import group_name
 from infra.plan.nodes.controller import secret_name
 from infra.plan.nodes.logs import WRITE as WRITE_LOGS
 from infra.plan.nodes.logs import carries_logs, group_arns
@@ -30,16 +31,18 @@ def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
     the controller's too."""
     statements = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     if spec.backend == "ec2":
-        written = _munge_key(spec, place, WRITE_SECRET) if spec.access.node_role else ()
+        written = [*_munge_key(spec, place, WRITE_SECRET), *_scaling(spec, place)] if spec.access.node_role else ()
         return [*statements, *_ec2(spec, place), *_munge_key(spec, place, READ_SECRET), *written]
     statements += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
     return [*statements, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements
 
 
 def controller_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
-    """Return the statements of Slurm's controller: it boots like a node, reads and writes runs, and makes the munge key."""
+    """Return the statements of Slurm's controller: it boots like a node, reads and writes runs, makes the munge key, and
+    scales groups that go to zero."""
     common = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
-    return [*common, *_munge_key(spec, place, READ_SECRET), *_munge_key(spec, place, WRITE_SECRET)]
+    own = [*_munge_key(spec, place, READ_SECRET), *_munge_key(spec, place, WRITE_SECRET), *_scaling(spec, place)]
+    return [*common, *own]
 
 
 def monitor_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
@@ -66,6 +69,19 @@ def _munge_key(spec: ClusterSpec, place: Place, action: str) -> Iterator[Stateme
     if spec.controller:
         secret = place.arn("secretsmanager", f"secret:{secret_name(spec)}-*")
         yield allow(f"MungeKey{action.removesuffix('SecretValue')}", [f"secretsmanager:{action}"], secret, ours(spec))
+
+
+def _scaling(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Yield what sets the size of the groups that go to zero, and of no other group."""
+    names = [group_name(spec, group) for group in spec.workers if spec.goes_to_zero(group)]
+    if not names:
+        return
+    arns = [place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name}-gang-*") for name in names]
+    own = {"StringEquals": {f"autoscaling:ResourceTag/{COST_TAG}": spec.name}}
+    sizes = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
+    yield allow("Scale", sizes, arns, own)
+    look = ["autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities"]
+    yield allow("ScaleLook", [*look, "ec2:DescribeInstances"], "*")
 
 
 def written(spec: ClusterSpec, place: Place) -> tuple[Location, ...]:

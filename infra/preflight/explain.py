@@ -207,6 +207,8 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         return protected(path, "the reservation that the stack made")
     if key == "role":
         return Change(path, Effect.REPLACES_CLUSTER, message, "the Slurm cluster's state", "make a second stack")
+    if key == "min_count" and spec.backend == "ec2":
+        return explain_scheduler.min_count(path, after)
     if key in HARMLESS:
         return Change(path, Effect.IN_PLACE, message)
     if key == "auto_patch":

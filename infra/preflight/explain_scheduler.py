@@ -45,9 +45,21 @@ def scheduler(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         fix = "let jobs end, then replace the machines"
         message = "running machines keep the old slurm.conf"
         yield Change(f"{HERE}.settings", Effect.NEW_NODES, message, "", fix)
+    if before.idle_minutes != after.idle_minutes:
+        message = f"{before.idle_minutes} minutes become {after.idle_minutes} with the controller that is made anew"
+        yield Change(f"{HERE}.idle_minutes", Effect.IN_PLACE, message)
     for key in ("account", "qos"):
         if getattr(before, key) != getattr(after, key):
             yield Change(f"{HERE}.{key}", Effect.IN_PLACE, "is another default of `fab train`")
+
+
+def min_count(path: str, after: Group) -> Change:
+    """Return what another `min_count` does on EC2, where 0 alone has a meaning."""
+    if after.min_count == 0:
+        return Change(
+            path, Effect.IN_PLACE, "machines come with jobs, and those that have none end after scheduler.idle_minutes"
+        )
+    return Change(path, Effect.IN_PLACE, f"{after.count} machines come and stay, with jobs or without")
 
 
 def _boot(spec: ClusterSpec, machine: Group) -> tuple[str | None, str] | None:

@@ -5,7 +5,7 @@ Dynamic nodes: https://slurm.schedmd.com/dynamic_nodes.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lustrain.cluster import NodeGroup
@@ -26,10 +26,19 @@ NO_FANOUT = 65533
 """Of TreeWidth: nodes do not pass messages on to dynamic nodes, of which they know no address (dynamic_nodes.html)."""
 
 
-def document(name: str, groups: Mapping[str, NodeGroup], settings: Mapping[str, str]) -> dict[str, Any]:
+def document(
+    name: str,
+    groups: Mapping[str, NodeGroup],
+    settings: Mapping[str, str],
+    *,
+    to_zero: Collection[str] = (),
+    idle_minutes: float = 0,
+) -> dict[str, Any]:
     """Return what `slurm-boot` of the node agent reads: the files of /etc/slurm but for the controller's name and address,
-    and cgroup.conf by the control groups that a node has."""
+    and cgroup.conf by the control groups that a node has. Machines of the groups `to_zero` end after
+    `idle_minutes` without a job."""
     workers = {key: group for key, group in groups.items() if group.role == "worker"}
+    scaled = {key: workers[key].partition or key for key in to_zero}
     return {
         "version": 1,
         "files": {
@@ -42,6 +51,7 @@ def document(name: str, groups: Mapping[str, NodeGroup], settings: Mapping[str, 
             "none": _cgroup_conf("CgroupPlugin=cgroup/v1"),
         },
         "gpus": {key: group.gpus for key, group in workers.items()},
+        **({"scaling": {"idle_minutes": idle_minutes, "partitions": scaled}} if scaled else {}),
     }
 
 

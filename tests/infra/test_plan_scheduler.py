@@ -131,6 +131,7 @@ def test_a_closed_network_of_yours_needs_the_way_to_the_key() -> None:
         ({"scheduler.type": "pbs"}, "scheduler.type"),
         ({"scheduler.controller.state_gib": 0}, "scheduler.controller.state_gib"),
         ({"scheduler.settings": {"SlurmctldHost": "me"}}, "scheduler.settings"),
+        ({"scheduler.idle_minutes": 1}, "scheduler.idle_minutes"),
     ],
 )
 def test_a_scheduler_of_no_known_form_is_one_line(edits: dict[str, Any], said: str) -> None:

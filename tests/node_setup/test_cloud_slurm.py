@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ GROUPS = {"train": NodeGroup(type="c7i.24xlarge", count=3)}
 FOLDER = instance.SHARED
 AWS = f"""#!/bin/sh
 echo "$*" >>{FOLDER}/calls
+case "$1" in autoscaling | ec2) exec /usr/bin/python3 {FOLDER}/auto_scaling.py "$@" ;; esac
 case "$2" in
 get-secret-value)
   [ ! -e {FOLDER}/secret ] || exec cat {FOLDER}/secret
@@ -39,14 +41,47 @@ get-secret-value)
 put-secret-value) cat >{FOLDER}/.secret && mv {FOLDER}/.secret {FOLDER}/secret ;;
 esac
 """
+AUTO_SCALING = f"""
+import json, os, subprocess, sys
+path = "{FOLDER}/group"
+group = json.load(open(path))
+verb, value = sys.argv[2], dict(zip(sys.argv, sys.argv[1:]))
+if verb == "describe-auto-scaling-groups":
+    live = [dict(InstanceId=key, LifecycleState=one["state"]) for key, one in group["machines"].items()]
+    tags = [dict(Key="lustrain:group", Value="train")]
+    one = dict(AutoScalingGroupName="demo-train-gang-1", DesiredCapacity=group["desired"], MaxSize=3, Instances=live, Tags=tags)
+    print(json.dumps(dict(AutoScalingGroups=[one])))
+elif verb == "describe-instances":
+    faces = [
+        dict(InstanceId=key, NetworkInterfaces=[dict(PrivateIpAddress=one["address"])])
+        for key, one in group["machines"].items()
+    ]
+    print(json.dumps(dict(Reservations=[dict(Instances=faces)])))
+elif verb == "describe-scaling-activities":
+    print(json.dumps(dict(Activities=group["activities"])))
+else:
+    if verb == "set-desired-capacity":
+        group["desired"] = int(value["--desired-capacity"])
+    else:
+        one = group["machines"][value["--instance-id"]]
+        group["desired"] -= 1
+        busy = ["squeue", "--noheader", "--states=R,CG", "--nodelist=" + one["node"]]
+        one.update(state="Terminating:Wait", jobs=subprocess.run(busy, capture_output=True, text=True).stdout)
+    with open(path + ".new", "w") as file:
+        json.dump(group, file)
+    os.rename(path + ".new", path)
+"""
+"""An Auto Scaling group: the test launches what it wants, and ends what it was told to end."""
+IDLE_MINUTES = 0.1
 GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
 
 
 class Stack:
     """The nodes of a stack: the first is the controller."""
 
-    def __init__(self, lab: Lab, agent: bytes) -> None:
+    def __init__(self, lab: Lab, agent: bytes, *, to_zero: tuple[str, ...] = ()) -> None:
         self.lab = lab
+        self._document = dynamic.document("demo", GROUPS, SETTINGS, to_zero=to_zero, idle_minutes=IDLE_MINUTES)
         self.slurm = Slurm(lab)
         self._agent = agent
         for node in lab.nodes:
@@ -58,9 +93,10 @@ class Stack:
         bring_packages(node)
         part = {"duty": "controller" if controls else "compute", "host": "demo-controller", "munge_secret": SECRET}
         part |= {"address": self.lab.nodes[0].address, "state_volume": VOLUME if controls else None}
-        told = {"group": "controller" if controls else "train", "instance_type": "c7i.24xlarge", "capacity": "spot"}
+        told: dict[str, object] = {"cluster": "demo", "region": "us-west-2"}
+        told |= {"group": "controller" if controls else "train", "instance_type": "c7i.24xlarge", "capacity": "spot"}
         node.write("/etc/lustrain/node.json", json.dumps({**told, "zone_id": "usw2-az1", "slurm": part}))
-        node.write("/opt/lustrain/bundle/slurm.json", json.dumps(dynamic.document("demo", GROUPS, SETTINGS)))
+        node.write("/opt/lustrain/bundle/slurm.json", json.dumps(self._document))
         node.write("/usr/local/bin/aws", AWS, 0o755)
         node.write("/etc/systemd/system/lustrain-slurm.service.d/gone.conf", GONE)
         packed = Path(f"/proc/{node.pid}/root{AGENT}")
@@ -91,11 +127,16 @@ def saved(controller: Node, since: str) -> bool:
 
 
 @pytest.fixture
-def stack(agent: Path) -> Iterator[Stack]:
+def lab() -> Iterator[Lab]:
     require(why_not() is None, str(why_not()))
     require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
     with Lab(4, "cpu", metadata=True) as lab:
-        yield Stack(lab, agent.read_bytes())
+        yield lab
+
+
+@pytest.fixture
+def stack(agent: Path, lab: Lab) -> Stack:
+    return Stack(lab, agent.read_bytes())
 
 
 def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
@@ -163,3 +204,48 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     assert (slurm.job(running)["JobState"], slurm.job(waiting)["JobState"]) == ("RUNNING", "PENDING")
     slurm.call("scancel", str(running))
     wait_until(lambda: slurm.job(waiting)["JobState"] == "COMPLETED")
+
+
+def test_group_goes_to_zero_and_comes_back_with_jobs(agent: Path, lab: Lab) -> None:
+    stack = Stack(lab, agent.read_bytes(), to_zero=("train",))
+    slurm, (controller, node2, node3, _) = stack.slurm, lab.nodes
+
+    def group() -> dict[str, Any]:
+        return json.loads(controller.read(f"{FOLDER}/group"))  # type: ignore[no-any-return]
+
+    def be(**changed: object) -> None:
+        controller.write(f"{FOLDER}/group", json.dumps(changed))
+
+    be(desired=0, machines={}, activities=[])
+    controller.write(f"{FOLDER}/auto_scaling.py", AUTO_SCALING)
+    stack.attach(controller)
+    stack.statuses(controller)
+
+    # A job that waits brings machines, which stay while it runs and longer than idle ones would.
+    job = slurm.submit("#!/bin/sh\nsrun sleep 20\n", "--nodes=2", "--partition=train", "--exclusive", "--mem=0")
+    wait_until(lambda: group()["desired"] == 2)
+    launched = {
+        f"i-{node.name}": {"address": node.address, "node": node.name, "state": "InService"} for node in (node2, node3)
+    }
+    be(desired=2, machines=launched, activities=[])
+    for node in (node2, node3):
+        stack.statuses(node)
+    wait_until(lambda: slurm.job(job)["JobState"] == "COMPLETED")
+
+    # Idle ones end, each without a job, and Slurm forgets them.
+    wait_until(lambda: [one["state"] for one in group()["machines"].values()] == ["Terminating:Wait"] * 2)
+    assert (group()["desired"], [one["jobs"] for one in group()["machines"].values()]) == (0, ["", ""])
+    assert "Reason=lustrain: idle, its machine ends" in stack.show("node2")
+    for node in (node2, node3):
+        node.crash()
+    wait_until(lambda: slurm.states() == {})
+
+    # Capacity that is not there is told to the job, and not asked for again at once.
+    be(desired=0, machines={}, activities=[])
+    job = slurm.submit("#!/bin/sh\nsrun hostname\n", "--nodes=1", "--partition=train")
+    wait_until(lambda: group()["desired"] == 1)
+    failed = {"ActivityId": "a", "StatusCode": "Failed", "StatusMessage": "InsufficientInstanceCapacity - none here"}
+    be(desired=1, machines={}, activities=[failed])
+    wait_until(lambda: group()["desired"] == 0)
+    shown = slurm.call("scontrol", "show", "job", str(job)).stdout
+    assert "AdminComment=lustrain: group train gets no more machines: InsufficientInstanceCapacity" in shown

@@ -162,7 +162,7 @@ SCENES = (
     ),
     Scene(
         "cloud-slurm",
-        "Slurm of a stack on lab nodes: boots, dynamic nodes, notices, lost and replaced nodes, a replaced controller",
+        "Slurm of a stack on lab nodes: boots, notices, lost nodes, replaced nodes and controller, a group that goes to zero",
         ("tests/node_setup/test_cloud_slurm.py",),
     ),
     Scene(

@@ -127,9 +127,9 @@ class Cpu:
 @dataclass(frozen=True)
 class NodeGroupPlan:
     """One group. `tags` go on the group, its instances, their volumes and interfaces; `min_size` is below `count` only
-    where the machines may not be there yet. `fill_at` is when a capacity block's group is filled, None where it is from the
-    beginning; `empty_at` is when it goes to zero, RFC 3339; from then on
-    preflight (CAP-011) stops a deployment, which would ask for nodes in a block that is over and for a schedule in the past.
+    where the machines may not be there yet, or come with jobs (`by_jobs`). `fill_at` is when a capacity block's group is
+    filled, None where it is from the beginning; `empty_at` is when it goes to zero, RFC 3339; from then on preflight (CAP-011)
+    stops a deployment, which would ask for nodes in a block that is over and for a schedule in the past.
 
     No group rebalances its capacity: at a mere recommendation it would end a healthy node, and with it the step of all the
     others (https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html). The
@@ -153,10 +153,15 @@ class NodeGroupPlan:
     fill_at: str | None
     empty_at: str | None
     mix: Mix | None = None
+    by_jobs: bool = False
+    """Slurm's controller sets how many machines the group wants, and ends them one by one. Auto Scaling ends none because it
+    wants fewer: it does not know which have jobs."""
 
     @property
-    def desired(self) -> int:
-        """How many nodes the group wants as it is deployed."""
+    def desired(self) -> int | None:
+        """How many nodes the group wants as it is deployed; None leaves that as it is, none in a new group."""
+        if self.by_jobs:
+            return None
         return 0 if self.fill_at else self.count
 
 
@@ -184,8 +189,13 @@ def untaggable(tags: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(key for key in tags if not TAG_KEY.fullmatch(key) or key in (".", "..", "_index"))
 
 
+def group_name(spec: ClusterSpec, group: Group) -> str:
+    """Return what the name of the Auto Scaling group begins with; `-gang-` and digits follow."""
+    return f"{spec.name}-{group.name}"
+
+
 def _node_group(spec: ClusterSpec, place: Place, group: Group, kind: Instance, now: datetime) -> NodeGroupPlan:
-    name = f"{spec.name}-{group.name}"
+    name = group_name(spec, group)
     return NodeGroupPlan(
         name=name,
         group=group.name,
@@ -193,7 +203,7 @@ def _node_group(spec: ClusterSpec, place: Place, group: Group, kind: Instance, n
         instance_type=kind.name,
         count=group.count,
         # A block begins at its own time: until then no launch succeeds, and the group must not be in breach.
-        min_size=0 if group.capacity.mode == "capacity-block" else group.count,
+        min_size=0 if group.capacity.mode == "capacity-block" or spec.goes_to_zero(group) else group.count,
         image=image(spec, group, kind),
         interfaces=interfaces(nics(kind, spec.network.nic_policy)),
         cpu=cpu(group, kind),
@@ -205,6 +215,7 @@ def _node_group(spec: ClusterSpec, place: Place, group: Group, kind: Instance, n
         fill_at=fill_at(group.capacity, now),
         empty_at=empty_at(group.capacity),
         mix=mix(group),
+        by_jobs=spec.goes_to_zero(group),
     )
 
 

@@ -115,7 +115,15 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
 
 def slurm_document(spec: ClusterSpec) -> bytes:
     assert spec.scheduler is not None
-    return json.dumps(dynamic.document(spec.name, node_groups(spec), spec.scheduler.settings)).encode("ascii")
+    to_zero = [group.name for group in spec.workers if spec.goes_to_zero(group)]
+    document = dynamic.document(
+        spec.name,
+        node_groups(spec),
+        spec.scheduler.settings,
+        to_zero=to_zero,
+        idle_minutes=spec.scheduler.idle_minutes,
+    )
+    return json.dumps(document).encode("ascii")
 
 
 def home_mount(mount: NfsMount) -> bytes:

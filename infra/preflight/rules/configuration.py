@@ -101,14 +101,19 @@ def min_count(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.min_count", message, f"set at most {group.count}")
 
 
-@RULES.add("CFG-005", "EC2 groups come whole or not at all: they have no min_count.", OURS)
+@RULES.add("CFG-005", "EC2 groups come whole or not at all: they have no min_count, but for 0 with a scheduler.", OURS)
 def ec2_group_min_count(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
-        if spec.backend == "ec2" and group.min_count not in (None, group.count):
+        if spec.backend == "ec2" and group.min_count not in (None, group.count) and not spec.goes_to_zero(group):
             message = (
                 f"{group.min_count} of {group.count} machines cannot be had with backend ec2: its groups come whole"
             )
-            yield finding(f"{path}.min_count", message, "remove it, or lower count")
+            fix = (
+                "remove it, or lower count"
+                if group.min_count
+                else "remove it, or take a scheduler, whose jobs bring machines"
+            )
+            yield finding(f"{path}.min_count", message, fix)
 
 
 @RULES.add(

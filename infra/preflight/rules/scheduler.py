@@ -10,6 +10,7 @@ from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 OURS = "infra/plan/nodes/controller.py"
 CONF = "https://slurm.schedmd.com/slurm.conf.html"
 CLIENTS = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html"
+RESERVED = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html"
 KERNEL_WITHOUT_CLIENT = "7.0"
 """Of Ubuntu 24.04's images since September 2026
 (https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html).
@@ -75,3 +76,26 @@ def no_lustre_client(spec: ClusterSpec, context: Context) -> Problems:
             )
             fix = "name an image with a client, and Slurm 22.05 or newer, or suppress this once AWS has one"
             yield finding(path, message, fix)
+
+
+@RULES.add(
+    "SLM-007",
+    "A group that goes to zero is on demand or spot: other capacity is paid whether its machines are there or not.",
+    RESERVED,
+    judgement=True,
+)
+def paid_at_zero(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if spec.goes_to_zero(group) and group.capacity.mode not in ("on-demand", "spot"):
+            message = f"a {group.capacity.mode} is paid while its machines are away, and none may come back into it"
+            yield finding(f"{path}.min_count", message, "remove it, or take capacity.mode on-demand or spot")
+
+
+@RULES.add("SLM-008", "idle_minutes has an effect: a group goes to zero.", OURS, judgement=True)
+def idle_without_effect(spec: ClusterSpec, context: Context) -> Problems:
+    named = spec.scheduler is not None and "idle_minutes" in spec.scheduler.model_fields_set
+    if named and spec.controller and not any(spec.goes_to_zero(group) for group in spec.groups):
+        message = "has no effect: no group has min_count: 0, and machines of the others never end"
+        yield finding(
+            "scheduler.idle_minutes", message, "set min_count: 0 where machines shall come with jobs, or remove it"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from node_setup.agent.facts.instance import NODE
@@ -17,7 +18,7 @@ OPTIONS = "/etc/default/slurmd"
 NOT_REGISTERED = ("UNKNOWN", "FUTURE", "*", "NOT_RESPONDING")
 UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NO_RESPOND", "MAINT")
 """In a state: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
-_FIELDS = {"state": "State", "gres": "Gres", "version": "Version"}
+FIELDS = {"state": "State", "gres": "Gres", "version": "Version"}
 
 
 def collect(reading: MachineReading) -> dict[str, Any]:
@@ -69,14 +70,14 @@ def is_registered(node: dict[str, Any]) -> bool:
     return not any(word in state for word in NOT_REGISTERED)
 
 
-def parse(text: str) -> dict[str, dict[str, Any]]:
-    """Read `scontrol show node --oneliner`: state, gres, version and reason of each node by name."""
+def parse(text: str, fields: Mapping[str, str] = FIELDS) -> dict[str, dict[str, Any]]:
+    """Read `scontrol show node --oneliner`: state, gres, version and reason of each node by name, or other `fields`."""
     nodes = {}
     for line in text.splitlines():
         words = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
         reason = re.search(r"\sReason=(.*?)(?:\s+\[[^\]]*\])?(?:\s+Comment=.*)?$", line)
         if "NodeName" in words:
-            read: dict[str, Any] = {key: words.get(name) for key, name in _FIELDS.items()}
+            read: dict[str, Any] = {key: words.get(name) for key, name in fields.items()}
             read["gres"] = None if read["gres"] == "(null)" else read["gres"]
             nodes[words["NodeName"]] = {**read, "reason": reason[1].strip() if reason else None}
     return nodes

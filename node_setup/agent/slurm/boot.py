@@ -36,6 +36,7 @@ WATCH_UNIT = f"""{paths.STACK_HEADER}[Unit]
 Description=Slurm and what AWS announces: notices, nodes that are gone
 
 [Service]
+EnvironmentFile=-/etc/lustrain/proxy.env
 ExecStart=/usr/bin/python3 -I -S {owned.AGENT} slurm-watch
 Restart=always
 RestartSec=10
@@ -57,6 +58,8 @@ class Part:
     gpus: int
     files: Mapping[str, str]
     cgroup: Mapping[str, str]
+    scaling: Mapping[str, Any] | None = None
+    """For the controller: the groups that go to zero."""
 
 
 def part(host: Host, text: str) -> Part | None:
@@ -75,6 +78,7 @@ def part(host: Host, text: str) -> Part | None:
             own["duty"], own["host"], own["address"], own["munge_secret"], own["state_volume"], group,
             # A feature that is another group's name would put the node into that group's partition.
             (group, *(word for word in known if word not in gpus)), gpus.get(group, 0), bundle["files"], bundle["cgroup"],
+            bundle.get("scaling"),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(problem(f"{NODE} and slurm.json", None, f"do not fit this agent: {error!r}")) from None
@@ -148,6 +152,8 @@ def _steps(host: Host, mine: Part, munge: bytes | None, clock: apply.Clock) -> I
                 yield no_predecessor(host, clock)
             yield apply.file_step(host, _options(mine, seen), (apply.DAEMONS["compute"],))
         yield step
+    if mine.duty == "controller" and mine.scaling:
+        yield apply.file_step(host, File(paths.SCALING, json.dumps(mine.scaling) + "\n"), (WATCH,))
     if mine.duty != "client":
         yield apply.file_step(host, File(paths.WATCH_UNIT, WATCH_UNIT), (WATCH,))
         yield apply.service(host, WATCH, clock, enabled=False)

@@ -15,6 +15,8 @@ OPTIONS = scheduler.OPTIONS
 WATCH_UNIT = "/etc/systemd/system/lustrain-slurm.service"
 STATE_MOUNT = "/etc/systemd/system/var-spool-slurmctld.mount"
 STATE_DROP_IN = "/etc/systemd/system/slurmctld.service.d/90-lustrain.conf"
+SCALING = "/etc/lustrain/scaling.json"
+"""On the controller of a stack with groups that go to zero: which, and after how long without a job."""
 RESTART_OWED = "/run/lustrain/slurm-restart.json"
 """Units whose files changed and that were not restarted yet: it outlives an agent that is killed in between, and a boot makes
 it void."""

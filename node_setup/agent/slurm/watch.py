@@ -1,5 +1,5 @@
 """What runs beside a stack's Slurm: a node is drained at a notice of AWS, and registers again where the controller forgot it;
-the controller deletes nodes that are gone."""
+the controller deletes nodes that are gone, and scales groups that go to zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node_setup.agent.facts import Wanted, metadata, scheduler
 from node_setup.agent.facts.instance import NODE
 from node_setup.agent.facts.reading import MachineReading
 from node_setup.agent.host import Host
-from node_setup.agent.slurm import apply
+from node_setup.agent.slurm import apply, scaler
 
 POLL_S = 5.0
 """AWS asks to look for notices each 5 s: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
@@ -32,10 +32,15 @@ def watch(host: Host, log: Log) -> NoReturn:
     """Watch until the service is stopped."""
     controls = (json.loads(host.read(NODE) or "{}").get("slurm") or {}).get("duty") == "controller"
     gone_after_s = float(os.environ.get(GONE_VARIABLE, GONE_AFTER_S))
-    look = Controller(host, log, gone_after_s).look if controls else Node(host, log).look
+    looks, pause_s = [Node(host, log).look], POLL_S
+    if controls:
+        looks, pause_s = [Controller(host, log, gone_after_s).look], min(LOOK_S, gone_after_s / 2)
+        if wanted := scaler.request(host):
+            looks, pause_s = [*looks, scaler.Scaler(host, log, wanted).look], min(scaler.LOOK_S, pause_s)
     while True:
-        look(time.monotonic())
-        time.sleep(min(LOOK_S, gone_after_s / 2) if controls else POLL_S)
+        for look in looks:
+            look(time.monotonic())
+        time.sleep(pause_s)
 
 
 class Node:
@@ -123,11 +128,12 @@ class Controller:
 
 def gone(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the dynamic nodes that do not answer and have no job. One that was drained is kept, with the reason, unless by a
-    notice: its machine may come back, and would take jobs as a new node."""
+    notice or to be ended: its machine may come back, and would take jobs as a new node."""
     named = []
     for name, node in nodes.items():
         words = set(re.findall(r"[A-Z_]+", str(node["state"])))
         silent = {"DYNAMIC_NORM", "DOWN"} <= words and not scheduler.is_registered(dict(node))
-        if silent and "COMPLETING" not in words and ("DRAIN" not in words or str(node["reason"]).startswith(NOTICE)):
+        ends = "DRAIN" not in words or str(node["reason"]).startswith((NOTICE, scaler.ENDS))
+        if silent and ends and "COMPLETING" not in words:
             named.append(name)
     return named

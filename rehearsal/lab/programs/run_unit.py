@@ -161,7 +161,10 @@ def _daemon(unit: Unit) -> State:
 def _environment(unit: Unit) -> dict[str, str]:
     lines = unit.all("Service.Environment")
     for file in unit.all("Service.EnvironmentFile"):
-        lines += Path(file).read_text().splitlines()
+        path = Path(file.removeprefix("-"))
+        # With a dash the file may be missing (systemd.exec(5)).
+        if path.exists() or not file.startswith("-"):
+            lines += path.read_text().splitlines()
     pairs = (word.partition("=")[::2] for line in lines for word in shlex.split(line))
     return {"PATH": _PATH, "LANG": "C.UTF-8", **_home(unit), **dict(pairs)}
 

@@ -1,0 +1,262 @@
+"""Carries out `scaling` on Slurm's controller: reads the queue and the Auto Scaling groups, raises their desired capacity, and
+drains and ends idle machines. It remembers only since when things are as they are: after a restart idle times begin anew."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from node_setup.agent.facts import scheduler
+from node_setup.agent.facts.instance import NODE
+from node_setup.agent.host import Host
+from node_setup.agent.slurm import key, paths, scaling
+from node_setup.agent.slurm.scaling import Change, Group, Machine, Waiting
+
+LOOK_S = 30.0
+ENDS = "lustrain: idle, its machine ends"
+"""The reason of a node that is drained so that its machine can be ended without a job."""
+CLUSTER_TAG, GROUP_TAG = "lustrain:cluster", "lustrain:group"
+LIVE = ("Pending", "InService")
+"""What LifecycleState begins with while an instance counts
+(https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-lifecycle.html)."""
+ACTIVITIES = 20
+LONGEST_MESSAGE = 200
+FIELDS = {"state": "State", "address": "NodeAddr", "busy": "LastBusyTime", "partitions": "Partitions"}
+OUT_OF_SERVICE = (*scheduler.UNUSABLE, "COMPLETING", "RESERVED", "REBOOT", "POWER")
+"""In the state of a node that is IDLE and takes no job all the same, or has not done with one."""
+Log = Callable[[str], None]
+Node = Mapping[str, Any]
+
+
+class ReadError(Exception):
+    """Slurm or AWS does not say what is there, so that nothing is changed."""
+
+
+class Scaler:
+    """Keeps the groups that go to zero at what the queue needs; `request` is `scaling` of slurm.json."""
+
+    def __init__(self, host: Host, log: Log, request: Mapping[str, Any]) -> None:
+        node = json.loads(host.read(NODE) or "{}")
+        self._host, self._log = host, log
+        self._cluster, self._region = str(node.get("cluster")), str(node.get("region"))
+        self._partitions: Mapping[str, str] = request["partitions"]
+        self._idle_s = 60.0 * request["idle_minutes"]
+        self._since: Mapping[tuple[str, ...], float] = {}
+        self._addresses: Mapping[str, frozenset[str]] = {}
+        self._failures: dict[str, Failures] = {name: Failures() for name in self._partitions}
+        self._error = ""
+
+    def look(self, now_s: float) -> None:
+        """Look once and change what is to be changed."""
+        try:
+            self._look(now_s)
+            self._error = ""
+        except ReadError as error:
+            if str(error) != self._error:
+                self._log(f"groups are left as they are: {error}")
+            self._error = str(error)
+
+    def _look(self, now_s: float) -> None:
+        listed = self._slurm("squeue", "--all", "--noheader", "--states=PD,CF,R,S", "--format=%i %t %D %P %r")
+        waiting = scaling.waiting_jobs(listed)
+        nodes = scheduler.parse(self._slurm("scontrol", "show", "node", "--oneliner"), {**scheduler.FIELDS, **FIELDS})
+        found = self._groups()
+        self._learn_addresses(found)
+        since: dict[tuple[str, ...], float] = {}
+
+        def lasts_s(*what: str) -> float:
+            since[what] = self._since.get(what, now_s)
+            return now_s - since[what]
+
+        groups, names, own = [], {}, set[str]()
+        for name, described in found.items():
+            machines = [self._machine(one, nodes, lasts_s) for one in live_instances(described)]
+            own |= {machine.node for machine in machines if machine.node}
+            desired = described["DesiredCapacity"]
+            unfilled = desired > len(machines)
+            if unfilled:
+                self._note_failures(name, described["AutoScalingGroupName"], now_s, waiting)
+            else:
+                self._failures[name].over(desired)
+            group = Group(
+                name,
+                self._partitions[name],
+                desired,
+                described["MaxSize"],
+                tuple(machines),
+                lasts_s("unfilled", name) if unfilled else 0.0,
+                now_s < self._failures[name].held_until_s,
+            )
+            groups.append(group)
+            names[name] = described["AutoScalingGroupName"]
+        self._since = since
+        others = count_others(nodes, own)
+        for name, change in scaling.changes(groups, waiting, others, self._idle_s).items():
+            self._apply(name, names[name], change, now_s)
+
+    def _machine(self, instance: str, nodes: Mapping[str, Node], lasts_s: Callable[..., float]) -> Machine:
+        addresses = self._addresses.get(instance, frozenset())
+        name = next((name for name, node in nodes.items() if node["address"] in addresses), None)
+        state = machine_state(nodes[name]) if name else scaling.BOOTING
+        # A job that began and ended between two looks leaves another time.
+        last = str(nodes[name]["busy"]) if name else ""
+        return Machine(instance, name, state, lasts_s(instance, state, last))
+
+    def _groups(self) -> dict[str, Any]:
+        """Return the groups of this cluster that are scaled, as AWS describes them, by name."""
+        filters = f"Name=tag:{CLUSTER_TAG},Values={self._cluster}"
+        answer = self._aws("autoscaling", "describe-auto-scaling-groups", "--filters", filters)
+        found = {}
+        for group in answer["AutoScalingGroups"]:
+            name = next((tag["Value"] for tag in group["Tags"] if tag["Key"] == GROUP_TAG), None)
+            if name is not None and name in self._partitions:
+                found[str(name)] = group
+        if missing := sorted(set(self._partitions) - set(found)):
+            raise ReadError(f"no Auto Scaling group of {', '.join(missing)} is there")
+        return found
+
+    def _learn_addresses(self, found: Mapping[str, Any]) -> None:
+        """Ask for the addresses of machines only where there is a new one."""
+        live = {instance for group in found.values() for instance in live_instances(group)}
+        if live <= set(self._addresses):
+            return
+        groups = ",".join(group["AutoScalingGroupName"] for group in found.values())
+        filters = f"Name=tag:aws:autoscaling:groupName,Values={groups}"
+        answer = self._aws("ec2", "describe-instances", "--filters", filters)
+        self._addresses = {
+            one["InstanceId"]: frozenset(face["PrivateIpAddress"] for face in one.get("NetworkInterfaces", ()))
+            for reservation in answer["Reservations"]
+            for one in reservation["Instances"]
+        }
+
+    def _note_failures(self, name: str, group: str, now_s: float, waiting: Sequence[Waiting]) -> None:
+        options = ("--auto-scaling-group-name", group, "--max-items", str(ACTIVITIES))
+        answer = self._aws("autoscaling", "describe-scaling-activities", *options)
+        failed = {one["ActivityId"]: one for one in answer["Activities"] if one["StatusCode"] == "Failed"}
+        new = self._failures[name].new(failed)
+        if not new:
+            return
+        hold_s = self._failures[name].hold(now_s)
+        why = " ".join(str(failed[new[0]].get("StatusMessage", "no reason given")).split())[:LONGEST_MESSAGE]
+        line = f"group {name} gets no more machines: {why}; the next try is in {hold_s / 60:.0f} min"
+        self._log(line)
+        for job in waiting:
+            if self._partitions[name] in job.partitions:
+                self._host.run(("scontrol", "update", f"JobId={job.job}", f"AdminComment=lustrain: {line}"), 30)
+
+    def _apply(self, name: str, group: str, change: Change, now_s: float) -> None:
+        if change.desired is not None:
+            options = ("--auto-scaling-group-name", group, "--desired-capacity", str(change.desired))
+            done = self._call("autoscaling", "set-desired-capacity", *options, "--no-honor-cooldown")
+            self._log(f"group {name}: desired capacity {change.desired}{_unless(done)}")
+        for machine in change.lost:
+            done = self._terminate(machine)
+            why = f"is no node after {machine.for_s / 60:.0f} min; its boot's log says why"
+            self._log(f"{machine.instance} of group {name} {why}. It is ended{_unless(done)}")
+        if change.lost:
+            self._failures[name].hold(now_s)
+        for machine in change.ended:
+            self._end(name, machine)
+
+    def _end(self, name: str, machine: Machine) -> None:
+        """Drain the node, and end its machine only where no job came before that."""
+        assert machine.node is not None
+        drain = ("scontrol", "update", f"NodeName={machine.node}", "State=DRAIN", f"Reason={ENDS}")
+        drained = self._host.run(drain, 30)
+        node, _ = scheduler.show_node(self._host, machine.node)
+        if not drained.ok or node is None or machine_state({**node, "reason": ENDS}) != scaling.ENDING:
+            why = "it has a job" if drained.ok else drained.complaint
+            self._log(f"{machine.node} of group {name} is not ended: {why}")
+        else:
+            done = self._terminate(machine)
+            self._log(f"{machine.node} of group {name} was idle, and {machine.instance} is ended{_unless(done)}")
+            if not done:
+                return
+        self._host.run(("scontrol", "update", f"NodeName={machine.node}", "State=RESUME"), 30)
+
+    def _terminate(self, machine: Machine) -> str:
+        options = ("--instance-id", machine.instance, "--should-decrement-desired-capacity")
+        return self._call("autoscaling", "terminate-instance-in-auto-scaling-group", *options)
+
+    def _slurm(self, *command: str) -> str:
+        done = self._host.run(command, 30)
+        if not done.ok:
+            raise ReadError(f"{command[0]}: {done.complaint}")
+        return done.out
+
+    def _aws(self, *words: str) -> Any:
+        done = self._host.run(("aws", *words, "--region", self._region, "--output", "json"), key.CALL_S, "", key.KEPT)
+        if not done.ok:
+            raise ReadError(f"aws {words[1]}: {done.complaint}")
+        try:
+            return json.loads(done.out)
+        except ValueError:
+            raise ReadError(f"aws {words[1]}: its answer is not JSON") from None
+
+    def _call(self, *words: str) -> str:
+        """Return why the call failed; empty where it did not."""
+        done = self._host.run(("aws", *words, "--region", self._region), key.CALL_S, "", key.KEPT)
+        return "" if done.ok else done.complaint
+
+
+class Failures:
+    """Launches of a group that failed, and until when no more are asked for."""
+
+    def __init__(self) -> None:
+        self.held_until_s = 0.0
+        self._seen: set[str] = set()
+        self._in_turn = 0
+
+    def new(self, failed: Iterable[str]) -> list[str]:
+        """Return the activities that were not there at the last look, the newest first."""
+        new = [activity for activity in failed if activity not in self._seen]
+        self._seen = set(failed)
+        return new
+
+    def hold(self, now_s: float) -> float:
+        """Return for how long nothing is asked for: longer after each failure in turn."""
+        hold_s = scaling.HOLDS_S[min(self._in_turn, len(scaling.HOLDS_S) - 1)]
+        self._in_turn += 1
+        self.held_until_s = now_s + hold_s
+        return hold_s
+
+    def over(self, desired: int) -> None:
+        """Forget failures once a group has all that it wants, unless it wants nothing."""
+        if desired:
+            self._in_turn = 0
+
+
+def live_instances(group: Mapping[str, Any]) -> list[str]:
+    return [one["InstanceId"] for one in group["Instances"] if one["LifecycleState"].startswith(LIVE)]
+
+
+def machine_state(node: Node) -> str:
+    """Return what a node is to its group. One that does not answer is kept: it may come back, or is deleted."""
+    state = str(node["state"])
+    words = set(re.findall(r"[A-Z_]+", state))
+    if "IDLE" not in words or not scheduler.is_registered(dict(node)):
+        return scaling.KEPT
+    if words & {"DRAIN"} and str(node["reason"]).startswith(ENDS) and "COMPLETING" not in words:
+        return scaling.ENDING
+    return scaling.KEPT if any(word in state for word in OUT_OF_SERVICE) else scaling.IDLE
+
+
+def count_others(nodes: Mapping[str, Node], own: set[str]) -> dict[str, int]:
+    """Return the nodes of each partition that are in no group that goes to zero."""
+    counts: dict[str, int] = {}
+    for name, node in nodes.items():
+        for partition in str(node["partitions"]).split(",") if name not in own else ():
+            counts[partition] = counts.get(partition, 0) + 1
+    return counts
+
+
+def request(host: Host) -> Mapping[str, Any] | None:
+    """Return what the boot wrote down of the groups to scale; None where there are none."""
+    text = host.read(paths.SCALING)
+    return json.loads(text) if text else None
+
+
+def _unless(error: str) -> str:
+    return f", but not done: {error}" if error else ""

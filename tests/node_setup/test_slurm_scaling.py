@@ -1,0 +1,284 @@
+"""Groups of a stack's Slurm that go to zero: what the plan makes of a queue, and what the controller does about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_setup.agent.facts.instance import NODE
+from node_setup.agent.host import Done
+from node_setup.agent.slurm import scaler
+from node_setup.agent.slurm.scaling import (
+    BOOTED_WITHIN_S,
+    BOOTING,
+    ENDING,
+    HOLDS_S,
+    IDLE,
+    KEPT,
+    Change,
+    Group,
+    Machine,
+    Waiting,
+    changes,
+    waiting_jobs,
+)
+from tests.node_setup.agents import BareHost
+
+IDLE_S = 600.0
+FOUR = Waiting("1", ("train",), 4)
+
+
+def machines(*states: str, for_s: float = 0.0) -> tuple[Machine, ...]:
+    return tuple(Machine(f"i-{at}", f"n{at}", state, for_s) for at, state in enumerate(states))
+
+
+def group(*states: str, desired: int | None = None, for_s: float = 0.0, **more: Any) -> Group:
+    wanted = len(states) if desired is None else desired
+    return Group("train", "train", wanted, 8, machines(*states, for_s=for_s), **more)
+
+
+def change(one: Group, *waiting: Waiting, others: int = 0) -> Change:
+    return changes([one], waiting, {"train": others}, IDLE_S)["train"]
+
+
+def instances(found: Change) -> list[str]:
+    return [machine.instance for machine in (*found.ended, *found.lost)]
+
+
+@pytest.mark.parametrize(
+    ("before", "waiting", "desired"),
+    [
+        (group(), [FOUR], 4),
+        (group(), [], None),
+        (group(KEPT, KEPT), [FOUR], 6),
+        (group(IDLE), [FOUR], 4),
+        (group(BOOTING, desired=4), [FOUR], None),
+        (group(KEPT, KEPT, KEPT, KEPT, KEPT, KEPT), [FOUR], 8),
+        (group(), [Waiting("1", ("train",), 9)], None),
+        (group(), [Waiting("1", ("train",), 1, tasks=50)], 8),
+        (group(), [Waiting("1", ("other",), 1)], None),
+        (group(KEPT, desired=4), [], None),
+        (group(KEPT, desired=4, unfilled_s=IDLE_S), [], 1),
+        (group(KEPT, KEPT, desired=1), [], 2),
+        (group(KEPT, desired=4, held=True), [FOUR], 1),
+    ],
+)
+def test_desired_capacity_follows_the_queue(before: Group, waiting: list[Waiting], desired: int | None) -> None:
+    assert change(before, *waiting) == Change(desired)
+
+
+def test_job_beyond_all_nodes_of_its_partition_brings_none() -> None:
+    huge = Waiting("1", ("train",), 9)
+    assert change(group(), huge) == Change()
+    assert change(group(), huge, others=1).desired == 8
+
+
+def test_groups_of_a_partition_share_its_jobs_in_order() -> None:
+    pair = [Group(name, "gpu", 0, 2, ()) for name in ("first", "second")]
+    found = changes(pair, [Waiting("1", ("gpu",), 3)], {}, IDLE_S)
+    assert {name: one.desired for name, one in found.items()} == {"first": 2, "second": 1}
+
+
+@pytest.mark.parametrize("state", [KEPT, BOOTING])
+def test_only_idle_machines_end(state: str) -> None:
+    assert instances(change(group(state, IDLE, for_s=IDLE_S))) == ["i-1"]
+
+
+def test_idle_machine_stays_until_its_time_and_for_waiting_jobs() -> None:
+    assert instances(change(group(IDLE, IDLE, for_s=IDLE_S - 1))) == []
+    assert instances(change(group(IDLE, IDLE, for_s=IDLE_S), Waiting("1", ("train",), 1))) == ["i-0"]
+    assert instances(change(group(IDLE, IDLE, for_s=IDLE_S), FOUR)) == []
+
+
+def test_part_of_a_job_is_not_kept_while_launches_fail() -> None:
+    assert instances(change(group(IDLE, IDLE, for_s=IDLE_S, held=True), FOUR)) == ["i-0", "i-1"]
+
+
+def test_machine_that_never_becomes_a_node_ends_and_holds_its_group() -> None:
+    found = change(group(BOOTING, for_s=BOOTED_WITHIN_S), FOUR)
+    assert (found.desired, instances(found)) == (None, ["i-0"])
+
+
+def test_machine_that_was_drained_to_end_ends() -> None:
+    assert instances(change(group(ENDING), FOUR)) == ["i-0"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ("12 PD 4 train PartitionConfig", [Waiting("12", ("train",), 4)]),
+        ("12 PD 1 train,gpu Nodes required for job are DOWN, DRAINED or", [Waiting("12", ("train", "gpu"), 1)]),
+        ("12 PD 1 train BeginTime\n13 PD 1 train JobHeldUser\n14 PD 1 train Dependency\n15 R 1 train None", []),
+        ("7_[0-9:2,12] PD 1 train Resources", [Waiting("7", ("train",), 1, 6)]),
+        ("7_[3-9%2] PD 1 train Priority\n7_1 R 1 train None", [Waiting("7", ("train",), 1, 1)]),
+    ],
+)
+def test_jobs_that_nodes_would_help_are_counted(listed: str, found: list[Waiting]) -> None:
+    assert waiting_jobs(listed) == found
+
+
+SHOWN = "NodeName={} ActiveFeatures=train NodeAddr={} State={}+DYNAMIC_NORM Partitions=train LastBusyTime=x {}\n"
+
+
+class Cloud(BareHost):
+    """Slurm and Auto Scaling as far as they are asked: `queue`, `nodes` by name, and one group."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.queue = ""
+        self.nodes: dict[str, str] = {}
+        self.live: list[str] = []
+        self.desired = 0
+        self.activities: list[dict[str, str]] = []
+        self.job_before_drain = False
+        self.denied = ""
+        self.write(NODE, json.dumps({"cluster": "demo", "region": "us-east-1"}))
+
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+        self.ran.append(tuple(command))
+        answer = getattr(self, "_" + command[0 if command[0] == "squeue" else 1].replace("-", "_"))
+        out = self._aws(command) if command[0] == "aws" else answer(command)
+        return out if isinstance(out, Done) else Done(0, out, "")
+
+    def _squeue(self, command: Sequence[str]) -> str:
+        return self.queue
+
+    def _show(self, command: Sequence[str]) -> str:
+        lines = (SHOWN.format(name, f"10.0.0.{name[1:]}", *state.split("|")) for name, state in self.nodes.items())
+        return "".join(lines)
+
+    def _update(self, command: Sequence[str]) -> str:
+        kind, name = command[2].split("=")
+        if kind == "NodeName" and "State=DRAIN" in command:
+            state = "ALLOCATED" if self.job_before_drain else "IDLE"
+            self.nodes[name] = f"{state}+DRAIN|{command[4]} [root@x]"
+        elif kind == "NodeName":
+            self.nodes[name] = "IDLE|"
+        return ""
+
+    def _autoscaling(self, command: Sequence[str]) -> str:
+        return ""
+
+    _ec2 = _autoscaling
+
+    def _aws(self, command: Sequence[str]) -> Done | str:
+        verb = command[2]
+        if verb == self.denied:
+            return Done(254, "", "AccessDenied: not authorized")
+        if verb == "describe-auto-scaling-groups":
+            tags = [{"Key": "lustrain:group", "Value": "train"}]
+            live = [{"InstanceId": one, "LifecycleState": "InService"} for one in self.live]
+            gone = [{"InstanceId": "i-9", "LifecycleState": "Terminating:Wait"}]
+            sizes = {"DesiredCapacity": self.desired, "MaxSize": 4}
+            one = {"AutoScalingGroupName": "demo-train-gang-1", "Tags": tags, "Instances": live + gone, **sizes}
+            return json.dumps({"AutoScalingGroups": [one]})
+        if verb == "describe-instances":
+            faces = [
+                {"InstanceId": one, "NetworkInterfaces": [{"PrivateIpAddress": f"10.0.0.{one[2:]}"}]}
+                for one in self.live
+            ]
+            return json.dumps({"Reservations": [{"Instances": faces}]})
+        if verb == "describe-scaling-activities":
+            return json.dumps({"Activities": self.activities})
+        if verb == "set-desired-capacity":
+            self.desired = int(command[command.index("--desired-capacity") + 1])
+        if verb == "terminate-instance-in-auto-scaling-group":
+            self.live.remove(command[command.index("--instance-id") + 1])
+            self.desired -= 1
+        return ""
+
+
+class Watched:
+    def __init__(self, root: Path) -> None:
+        self.cloud, self.lines = Cloud(root), list[str]()
+        request = {"idle_minutes": 10, "partitions": {"train": "train"}}
+        self.scaler = scaler.Scaler(self.cloud, self.lines.append, request)
+
+    def has(self, *nodes: str) -> None:
+        """Have a machine in service for each node, and each idle."""
+        self.cloud.live = [f"i-{node[1:]}" for node in nodes]
+        self.cloud.nodes = dict.fromkeys(nodes, "IDLE|")
+        self.cloud.desired = len(nodes)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_waiting_job_raises_the_group_and_idle_ends_it(watched: Watched) -> None:
+    watched.cloud.queue = "1 PD 2 train PartitionConfig\n"
+    watched.scaler.look(0)
+    assert watched.cloud.desired == 2
+    watched.has("n1", "n2")
+    watched.cloud.queue = ""
+    for now_s in (60, 659):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == ["i-1", "i-2"]
+    watched.scaler.look(660)
+    assert (watched.cloud.live, watched.cloud.desired) == ([], 0)
+
+
+def test_machine_whose_node_gets_a_job_at_last_is_not_ended(watched: Watched) -> None:
+    """The drain comes too late; the job goes on, and the node takes more afterwards."""
+    watched.has("n1")
+    watched.cloud.job_before_drain = True
+    for now_s in (0, 600):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == ["i-1"]
+    assert ("scontrol", "update", "NodeName=n1", "State=RESUME") in watched.cloud.ran
+
+
+def test_node_of_a_refused_end_takes_jobs_again(watched: Watched) -> None:
+    watched.has("n1")
+    watched.cloud.denied = "terminate-instance-in-auto-scaling-group"
+    for now_s in (0, 600):
+        watched.scaler.look(now_s)
+    assert watched.cloud.nodes == {"n1": "IDLE|"}
+    assert "AccessDenied" in watched.lines[-1]
+
+
+@pytest.mark.parametrize(
+    "state", ["DOWN", "ALLOCATED", "MIXED", "IDLE+DRAIN", "IDLE+COMPLETING", "IDLE+NOT_RESPONDING"]
+)
+def test_node_that_is_not_plainly_idle_stays(watched: Watched, state: str) -> None:
+    watched.has("n1")
+    watched.cloud.nodes = {"n1": f"{state}|Reason=a fan is loud [root@x]"}
+    for now_s in (0, 600, 6000):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == ["i-1"]
+
+
+def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> None:
+    cloud = watched.cloud
+    cloud.queue = "1 PD 2 train PartitionConfig\n"
+    watched.scaler.look(0)
+    cloud.activities = [
+        {"ActivityId": "a", "StatusCode": "Failed", "StatusMessage": "InsufficientInstanceCapacity - none"}
+    ]
+    watched.scaler.look(30)
+    (comment,) = (command[-1] for command in cloud.ran if command[:3] == ("scontrol", "update", "JobId=1"))
+    assert "InsufficientInstanceCapacity" in comment
+    assert cloud.desired == 0
+    watched.scaler.look(30 + HOLDS_S[0] - 1)
+    assert cloud.desired == 0
+    for now_s in (30 + HOLDS_S[0], 60 + HOLDS_S[0]):
+        watched.scaler.look(now_s)
+    assert cloud.desired == 2, "the old failure is not taken for a new one"
+    cloud.activities = [{**cloud.activities[0], "ActivityId": "b"}, *cloud.activities]
+    watched.scaler.look(400)
+    watched.scaler.look(400 + HOLDS_S[1] - 1)
+    assert cloud.desired == 0, "the second pause is longer"
+
+
+def test_nothing_changes_where_slurm_or_aws_is_silent(watched: Watched) -> None:
+    watched.has("n1")
+    watched.cloud.denied = "describe-auto-scaling-groups"
+    for now_s in (0, 600, 1200):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == ["i-1"]
+    assert len(watched.lines) == 1, "the same line once"
