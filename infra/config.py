@@ -299,7 +299,8 @@ class Observability(Section):
     """`self`: Prometheus with alert rules on the monitor. `amp`: the monitor scrapes, a workspace of Amazon Managed Service for
     Prometheus keeps and judges. With `hyperpod-eks` there is no monitor: AWS's add-on scrapes into the workspace."""
     grafana: Literal["none", "self", "managed"] = "none"
-    """`self`: on the monitor. `managed` is refused by rule OBS-002."""
+    """`self`: on the monitor. `managed`: a workspace of Amazon Managed Grafana, with `prometheus: amp`; people sign in by IAM
+    Identity Center."""
     monitor: Monitor = Monitor()
 
     @field_validator("prometheus", mode="before")

@@ -53,6 +53,7 @@ def preflight(flags: Preflight) -> TaskResult:
 @dataclass(frozen=True)
 class Cost:
     stack: str = flag(help=STACK)
+    online: bool = flag(False, "ask AWS's price list what machines cost today (read-only)")
     json: bool = flag(False, "print a table of the parts, the sums, and the prices with their dates and sources")
 
 
@@ -61,7 +62,7 @@ def cost(flags: Cost) -> TaskResult:
     """Show what a stack costs an hour and a month, part by part, at list prices."""
     from infra.preflight import commands, report, stackfile
 
-    found = commands.costs(stackfile.read(flags.stack))
+    found = commands.costs(stackfile.read(flags.stack), online=flags.online)
     return TaskResult(list(report.cost_lines(found)), report.cost_data(found))
 
 

@@ -21,9 +21,10 @@ from trainer.run.journal import REQUEST, launch_result, unix
 from trainer.run.past import run_began
 from trainer.storage import ObjectStore
 
-NOTICE, STOP = "a notice", "a stop"
+NOTICE, STOP, GROWTH = "a notice", "a stop", "growth"
 CAUSES: Mapping[int | None, str] = {EXIT_PEERS: "a lost node", EXIT_REQUEUE: STOP, None: "a lost launcher"}
-"""Why time passed between two launches, by the exit code of the one before; a stop that follows a notice of AWS is NOTICE."""
+"""Why time passed between two launches, by the exit code of the one before; a stop that follows a notice of AWS is NOTICE, and
+one that makes way for more nodes GROWTH."""
 ENDS, BETWEEN = "ends and rollbacks", "between launches"
 """Parts of a run's time: what is left of its launches, and what passed between them."""
 GONE_S = 3600.0
@@ -130,7 +131,9 @@ def account(
 def cause_of_end(launch: Mapping[str, Any]) -> str:
     """Return why a launch ended, for people."""
     cause = CAUSES.get(launch["code"], "a failure")
-    return NOTICE if cause == STOP and launch.get("noticed") else cause
+    if cause != STOP:
+        return cause
+    return NOTICE if launch.get("noticed") else GROWTH if launch.get("grows_to") else STOP
 
 
 def share_of_useful_steps(

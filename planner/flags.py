@@ -24,8 +24,10 @@ class PlanFlags:
     store_gb_s: str | None = flag(None, "GB/s between a node and its checkpoints' store (2, assumed)")
     price: tuple[str, ...] = flag((), "MODE=USD: what a node costs an hour as on-demand, spot, …; may be given again")
     region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
+    online: bool = flag(False, "ask AWS what nodes cost today on demand and on spot (read-only)")
     lustre_gib: str = flag("0", "size of the FSx for Lustre file system that is there meanwhile (0)")
     lustre_rate: str = flag("250", "its MB/s per TiB (250)")
+    plot: str | None = flag(None, "picture to draw the plan into: a name that ends with .png, .svg or .pdf")
     json: bool = flag(False, JSON)
 
 
@@ -46,5 +48,10 @@ class RunCostFlags:
 
 @dataclass(frozen=True)
 class SpotAdviceFlags:
-    history: str = flag(help="file with the answer of aws ec2 describe-spot-price-history")
+    history: str = flag(
+        help="file with the answer of aws ec2 describe-spot-price-history; with --online types, as p5.48xlarge,p5en.48xlarge"
+    )
+    online: bool = flag(False, "ask AWS for the history (read-only)")
+    region: str | None = flag(None, "with --online: region whose history counts (us-east-1)")
+    days: str | None = flag(None, "with --online: days of the history, up to 90 (30)")
     json: bool = flag(False, JSON)

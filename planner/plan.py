@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from infra.catalog.prices import HOME
+from infra.catalog.prices import HOME, Price
 from lustrain.problem import UserError, problem
 from planner.goodput import Losses, best_interval_s, goodput, trainers_interval_s
 from planner.hardware import Node, nodes_for
@@ -60,6 +60,8 @@ class Request:
     assumptions: Assumptions = Assumptions()
     region: str = HOME
     prices: Mapping[str, float] = field(default_factory=dict)
+    today: Mapping[str, Price | None] = field(default_factory=dict)
+    """What AWS was asked for now, by the names of `infra.catalog.prices`."""
     lustre_gib: int = 0
     lustre_rate: int = 250
 
@@ -143,7 +145,8 @@ def plan(request: Request) -> Plan:
     saves = _checkpoints(request, best.strategy)
     store = storage(saves.bytes, request.checkpoint.keep_last, request.lustre_gib, request.lustre_rate, request.region)
     outcomes = tuple(
-        _outcome(request, best, saves, store, rate) for rate in rates(request.node.type, request.region, request.prices)
+        _outcome(request, best, saves, store, rate)
+        for rate in rates(request.node.type, request.region, request.prices, request.today)
     )
     return Plan(request, options, best, tuple(_scaling(request)), saves, store, outcomes)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from infra.catalog.fsx import PER_TIB_MB_S
-from infra.catalog.prices import HOURS_A_MONTH, Price, price
+from infra.catalog.prices import HOURS_A_MONTH, Price, RegionPrices, price
 
 MODES = ("on-demand", "spot", "capacity-block", "training-plan")
 _PREFIX = {"on-demand": "", "spot": "spot:", "capacity-block": "capacity-block:", "training-plan": "training-plan:"}
@@ -23,18 +24,22 @@ class Rate:
     source: str = ""
 
 
-def rates(type_name: str, region: str, given: Mapping[str, float]) -> list[Rate]:
-    """Return the rate of each mode: the user's own first, else the catalogue's with its date and whether AWS lists it."""
-    return [_rate(mode, type_name, region, given.get(mode)) for mode in MODES]
+def rates(
+    type_name: str, region: str, given: Mapping[str, float], today: Mapping[str, Price | None] = MappingProxyType({})
+) -> list[Rate]:
+    """Return the rate of each mode: the user's own first, then AWS's answer of `today`, else the catalogue's with its date and
+    whether AWS lists it."""
+    prices = RegionPrices(region, today)
+    return [_rate(mode, type_name, prices, given.get(mode)) for mode in MODES]
 
 
-def _rate(mode: str, type_name: str, region: str, given: float | None) -> Rate:
+def _rate(mode: str, type_name: str, prices: RegionPrices, given: float | None) -> Rate:
     if given is not None:
         return Rate(mode, given, "as given")
-    known = price(f"{_PREFIX[mode]}{type_name}", region)
+    known = prices.of(f"{_PREFIX[mode]}{type_name}")
     if known is None:
         return Rate(mode, None, f"price unknown: --price {mode}=USD")
-    return Rate(mode, known.usd_hour, _origin(known, region), known.source)
+    return Rate(mode, known.usd_hour, _origin(known, prices.region), known.source)
 
 
 def _origin(known: Price, region: str) -> str:

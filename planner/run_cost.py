@@ -98,7 +98,10 @@ def _lines(store: ObjectStore, cost: Spent, type_name: str, rate: Rate) -> Itera
         if share.seconds >= 0.05
     ]
     yield from table(("where it went", "time", "USD"), rows, ("time", "USD"))
-    yield f"goodput {cost.goodput:.1%}; {cost.interruptions} interruptions and repeated steps cost {cost.lost_usd:,.2f} USD"
+    yield (
+        f"goodput {cost.goodput:.1%}; {cost.interruptions} interruptions, other restarts and repeated steps cost "
+        f"{cost.lost_usd:,.2f} USD"
+    )
     if cost.step < cost.steps:
         yield (
             f"step {cost.step:,} of {cost.steps:,}: at this pace {duration_text(cost.remaining_s)} and "

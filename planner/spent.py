@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from launch.report import BETWEEN, STOP, account, cause_of_end, share_of_useful_steps
+from launch.report import BETWEEN, GROWTH, STOP, account, cause_of_end, share_of_useful_steps
 from trainer.metrics.reader import merge_steps
 
 REPEATED, STARTS, STOPPED = "repeated steps", "starts", f"{BETWEEN}, after {STOP}"
@@ -80,7 +80,7 @@ def spent(
         tuple(Share(share.name, share.seconds, usd * paid[share.name] / paid_s) for share in shares),
         node_s / 3600,
         usd,
-        sum(cause_of_end(launch) != STOP for launch in launches[:-1]),
+        sum(cause_of_end(launch) not in (STOP, GROWTH) for launch in launches[:-1]),
         usd * lost / paid_s,
         goodput,
         done,

@@ -21,6 +21,7 @@ from infra.catalog.instances import instance
 from infra.catalog.prices import price
 from lustrain.problem import UserError, problem
 from lustrain.tables import table
+from planner.flags import SpotAdviceFlags
 
 COMMAND = "aws ec2 describe-spot-price-history --instance-types p5.48xlarge --product-descriptions Linux/UNIX"
 """Its answer is a history: https://docs.aws.amazon.com/cli/latest/reference/ec2/describe-spot-price-history.html"""
@@ -83,6 +84,27 @@ def read_history(path: Path) -> list[Change]:
     rows = document.get("SpotPriceHistory") if isinstance(document, dict) else None
     if not isinstance(rows, list):
         raise UserError(problem("HISTORY", str(path), "has no list SpotPriceHistory", fix=f"{COMMAND} > history.json"))
+    changes = read_changes(rows)
+    if not changes:
+        raise UserError(problem("HISTORY", str(path), "has no price of Linux", fix=f"{COMMAND} > history.json"))
+    return changes
+
+
+def require_online(flags: SpotAdviceFlags) -> None:
+    """UserError for a flag that has no meaning for a file."""
+    given = {"--region": flags.region, "--days": flags.days}
+    lines = [problem(name, value, "only valid with --online") for name, value in given.items() if value is not None]
+    if lines and not flags.online:
+        raise UserError(lines)
+
+
+def is_type(name: str) -> bool:
+    """Check whether this has the form of an instance type's name."""
+    return _TYPE.fullmatch(name) is not None
+
+
+def read_changes(rows: Sequence[Any]) -> list[Change]:
+    """Return the changes of Linux prices in the rows of a history. UserError for rows that are none."""
     changes, problems = [], []
     for number, row in enumerate(rows):
         try:
@@ -95,8 +117,6 @@ def read_history(path: Path) -> list[Change]:
         changes += [change] if change else []
     if problems:
         raise UserError(problems[:3])
-    if not changes:
-        raise UserError(problem("HISTORY", str(path), "has no price of Linux", fix=f"{COMMAND} > history.json"))
     return changes
 
 

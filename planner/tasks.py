@@ -12,12 +12,25 @@ from planner.flags import PlanFlags, RunCostFlags, SpotAdviceFlags
 @task("plan-training")
 def plan_training(flags: PlanFlags) -> TaskResult:
     """Show what training on so many tokens needs: memory by strategy, step time, scaling, goodput, wall time and cost."""
-    from planner import report
+    from pathlib import Path
+
+    from planner import plot, report
     from planner.plan import plan
     from planner.request import resolve_request
 
-    made = plan(resolve_request(flags))
-    return TaskResult(list(report.lines(made)), report.data(made))
+    if flags.plot is not None:
+        plot.require_output(Path(flags.plot))
+    request = resolve_request(flags)
+    if flags.online:
+        from planner.online import with_prices_of_today
+
+        request = with_prices_of_today(request)
+    made = plan(request)
+    lines, data = list(report.lines(made)), report.data(made)
+    if flags.plot is not None:
+        plot.write_plot(made, Path(flags.plot))
+        lines, data = [*lines, "", f"wrote {flags.plot}"], data | {"plot": flags.plot}
+    return TaskResult(lines, data)
 
 
 @task("run-cost")
@@ -35,7 +48,14 @@ def spot_advice(flags: SpotAdviceFlags) -> TaskResult:
 
     from planner import spot
 
-    found = spot.markets(spot.read_history(Path(flags.history)))
+    spot.require_online(flags)
+    if flags.online:
+        from planner.online import changes_of
+
+        changes = changes_of(flags)
+    else:
+        changes = spot.read_history(Path(flags.history))
+    found = spot.markets(changes)
     return TaskResult(list(spot.lines(found)), spot.data(found))
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,6 @@ class Watch:
 def why_not() -> str | None:
     """Return why no Prometheus can watch here; None where one can."""
     missing = [name for name in ("prometheus", "setpriv") if shutil.which(name) is None]
-    missing += [] if find_spec("prometheus_client") else ["the extra `metrics`"]
     return f"{', '.join(missing)} not installed" if missing else None
 
 

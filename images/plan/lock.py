@@ -30,8 +30,6 @@ SITE_WHEELS = Path("images/site/wheels")
 TORCH = ("torch-cpu", "torch-cuda")
 NAMES = ("tools", *TORCH, "app")
 """Locks stand in the order in which they are made: app must agree with what torch brings."""
-EXTRAS = ("metrics",)
-"""Extras of pyproject.toml that the image has: what a run on a cluster wants and is small."""
 PLATFORM = "x86_64-manylinux_2_28"
 """linux/amd64, as uv calls it; 2_28 is the oldest glibc that torch's wheels run with."""
 RENEW = "fab image-lock"
@@ -244,9 +242,7 @@ def _compile(name: str, options: Sequence[str]) -> None:
 
 def _dependencies(root: Path) -> list[str]:
     try:
-        project = tomllib.loads(_text(root, "pyproject.toml"))["project"]
-        extras = [line for name in EXTRAS for line in project["optional-dependencies"][name]]
-        return [str(line) for line in (*project["dependencies"], *extras)]
+        return [str(line) for line in tomllib.loads(_text(root, "pyproject.toml"))["project"]["dependencies"]]
     except (tomllib.TOMLDecodeError, KeyError) as error:
         raise UserError(plain(f"pyproject.toml: [project] dependencies cannot be read: {error}")) from None
 

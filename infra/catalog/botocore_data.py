@@ -35,6 +35,13 @@ def regions() -> frozenset[str]:
 
 
 @cache
+def regions_with(service: str) -> frozenset[str]:
+    """Regions with an endpoint of a service, by its prefix in endpoints.json: those that this botocore knows of."""
+    found = json.loads((_data() / "endpoints.json").read_bytes())["partitions"]
+    return frozenset(region for item in found for region in item["services"].get(service, {}).get("endpoints", {}))
+
+
+@cache
 def hyperpod_types() -> frozenset[str]:
     """Instance types that HyperPod clusters take, with their `ml.`, as SageMaker's API model lists them."""
     model = max((_data() / "sagemaker").iterdir()) / "service-2.json.gz"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -72,3 +72,15 @@ def price(name: str, region: str) -> Price | None:
     """Return the price of `name` in a region, or that of us-east-1, which says so; None where neither is known."""
     known = (prices().get((name, where)) for where in (region, ANYWHERE, HOME))
     return next(filter(None, known), None)
+
+
+@dataclass(frozen=True)
+class RegionPrices:
+    """Prices for one region: `today` has those that AWS was asked for now, None where it has none, and goes before the
+    catalogue's."""
+
+    region: str
+    today: Mapping[str, Price | None] = field(default_factory=dict)
+
+    def of(self, name: str) -> Price | None:
+        return self.today[name] if name in self.today else price(name, self.region)

@@ -14,6 +14,7 @@ from infra.components.auto_scaling import AutoScalingNodeGroup, FoundImage, Rese
 from infra.components.controller import Controller, ControllerState
 from infra.components.eks import EksCluster, NodeAddons, look_up_plane
 from infra.components.foundation import Foundation
+from infra.components.grafana import Grafana
 from infra.components.hyperpod import HyperPod
 from infra.components.monitor import Monitor
 from infra.components.observability import Budget, Observability
@@ -27,6 +28,7 @@ from infra.plan.outputs import DeployedIds, cluster
 from infra.plan.place import Place
 from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown
+from infra.plan.watch.grafana import ROLE as GRAFANA_ROLE
 from infra.preflight.offline import run_in, run_offline
 from infra.preflight.rule import Context
 from lustrain.cluster import to_json
@@ -115,6 +117,7 @@ def build(plan: Plan) -> dict[str, Any]:
         controller_id=nodes.controller,
         monitor_id=monitor.instance_id if monitor else None,
     )
+    grafana = _grafana(plan, base)
     if plan.budget:
         Budget(plan.spec.name, plan.budget)
     outputs = {
@@ -124,6 +127,7 @@ def build(plan: Plan) -> dict[str, Any]:
         "firstSteps": "\n".join(first_steps(plan)),
         "teardown": "\n".join(teardown(plan)),
         "prometheus": workspace.endpoint if workspace else None,
+        "grafana": grafana.url if grafana else None,
         "reservations": nodes.reservations or None,
         "fileSystem": base.lustre.id if base.lustre else None,
         "homeFileSystem": base.home.id if base.home else None,
@@ -152,6 +156,12 @@ def _monitor(
         workspace=workspace,
         depends_on=base.ready,
     )
+
+
+def _grafana(plan: Plan, base: Foundation) -> Grafana | None:
+    if plan.grafana is None:
+        return None
+    return Grafana(plan.spec.name, plan.grafana, base.roles.arns[GRAFANA_ROLE], base.roles.ready)
 
 
 def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:

@@ -54,6 +54,8 @@ class Recorder(Mocks):
             return {"dnsName": f"fs-mock.efs.{self.region}.amazonaws.com"}
         if args.typ == "aws:amp/workspace:Workspace":
             return {"prometheusEndpoint": f"https://aps-workspaces.{self.region}.amazonaws.com/workspaces/ws-mock/"}
+        if args.typ == "aws:grafana/workspace:Workspace":
+            return {"endpoint": f"g-mock.grafana-workspace.{self.region}.amazonaws.com"}
         if args.typ == "aws:ecr/repository:Repository":
             return {"repositoryUrl": f"{ACCOUNT}.dkr.ecr.{self.region}.amazonaws.com/{name}"}
         if args.typ == "aws:ec2/launchTemplate:LaunchTemplate":

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
+from types import MappingProxyType
 
 from infra.catalog.fsx import automatic_iops
 from infra.catalog.kubernetes import VERSIONS
-from infra.catalog.prices import HOURS_A_MONTH, Price, price
+from infra.catalog.prices import HOURS_A_MONTH, Price, RegionPrices
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.plan.network.endpoints import interface_services
 from infra.plan.network.vpc import has_nat
@@ -114,24 +115,34 @@ class Cost:
         return tuple(sorted({item.date for part in self.parts for item in part.prices}))
 
 
-def cost(plan: Plan) -> Cost:
-    """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown."""
-    spec, region = plan.spec, plan.place.region
-    parts = [part for group in spec.groups for part in _group(spec, group, region)]
-    parts += [*_machines(spec, region), *_workspace(plan, region)]
+def cost(plan: Plan, today: Mapping[str, Price | None] = MappingProxyType({})) -> Cost:
+    """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown.
+
+    `today` has prices that AWS was asked for now, which go before the catalogue's.
+    """
+    spec, prices = plan.spec, RegionPrices(plan.place.region, today)
+    parts = [part for group in spec.groups for part in _group(spec, group, prices)]
+    parts += [*_machines(spec, prices), *_workspace(plan, prices)]
     if plan.lustre and not plan.lustre.existing:
-        parts.append(_lustre(plan.lustre, region))
+        parts.append(_lustre(plan.lustre, prices))
     if plan.home:
-        parts.append(_home(plan.home, region))
+        parts.append(_home(plan.home, prices))
     if plan.eks and not plan.eks.existing:
-        parts.append(_eks(plan, region))
-    parts += _network(spec, region)
-    parts.append(_watch(plan, region))
-    return Cost(region, tuple(parts), (ML_TYPES,) if spec.hyperpod else ())
+        parts.append(_eks(plan, prices))
+    parts += _network(spec, prices)
+    parts.append(_watch(plan, prices))
+    return Cost(prices.region, tuple(parts), (ML_TYPES,) if spec.hyperpod else ())
+
+
+def machine_types(spec: ClusterSpec) -> set[str]:
+    """Return the types of the machines that a cluster pays by the hour."""
+    paid = [group for group in spec.groups if group.capacity.create or group.capacity.mode not in BOUGHT]
+    types = {kind for group in paid for kind in ((group.ec2_type,) if spec.hyperpod else group.ec2_types)}
+    return types | {group.ec2_type for group in (spec.controller, spec.monitor) if group}
 
 
 def _part(
-    region: str,
+    prices: RegionPrices,
     name: str,
     what: str,
     amounts: Mapping[str, float],
@@ -142,7 +153,7 @@ def _part(
     unknown: tuple[str, ...] = (),
 ) -> Part:
     """Return a part of so much of each priced thing."""
-    used = {item: price(item, region) for item, amount in amounts.items() if amount}
+    used = {item: prices.of(item) for item, amount in amounts.items() if amount}
     known = {item: value for item, value in used.items() if value}
     return Part(
         name,
@@ -156,7 +167,7 @@ def _part(
     )
 
 
-def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
+def _group(spec: ClusterSpec, group: Group, prices: RegionPrices) -> Iterator[Part]:
     """Yield a group's machines and their disks."""
     facts, capacity = spec.type_of(group), group.capacity
     accelerated, to_zero = facts is None or bool(facts.accelerators), spec.goes_to_zero(group)
@@ -166,23 +177,23 @@ def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
         yield Part(group.name, what, 0.0, BOUGHT[capacity.mode], not accelerated, bought=True)
     else:
         yield _part(
-            region,
+            prices,
             group.name,
             what,
-            {_dearest(types, region): group.count},
+            {_dearest(types, prices): group.count},
             "; ".join(filter(None, [JOBS if to_zero else "", _note(group)])),
             always_on=capacity.create or not (accelerated or to_zero),
-            least=0.0 if to_zero else _least(group, types, region),
+            least=0.0 if to_zero else _least(group, types, prices),
         )
     disks = {"gp3-gb": group.count * group.root_volume_gib}
     if not spec.hyperpod:
         disks |= {"gp3-iops": group.count * (ROOT_IOPS - BASE_IOPS), "gp3-mb-s": group.count * (ROOT_MB_S - BASE_MB_S)}
     what = f"{group.count} x {group.root_volume_gib} GiB of gp3"
     always = not (accelerated or to_zero)
-    yield _part(region, f"{group.name} disks", what, disks, always_on=always, least=0.0 if to_zero else 1.0)
+    yield _part(prices, f"{group.name} disks", what, disks, always_on=always, least=0.0 if to_zero else 1.0)
 
 
-def _machines(spec: ClusterSpec, region: str) -> Iterator[Part]:
+def _machines(spec: ClusterSpec, prices: RegionPrices) -> Iterator[Part]:
     """Yield Slurm's controller on EC2 with its volumes and its secret, and the monitor with its volumes."""
     found: list[tuple[Group, str, int, int]] = []
     if (group := spec.controller) and spec.scheduler:
@@ -192,33 +203,37 @@ def _machines(spec: ClusterSpec, region: str) -> Iterator[Part]:
     for group, what, root, data in found:
         secrets = int(group.role == "controller")
         disks = f"{root} and {data} GiB of gp3{', a secret' if secrets else ''}"
-        yield _part(region, group.name, f"1 x {group.ec2_type}, {what}", {group.ec2_type: 1})
-        yield _part(region, f"{group.name} disks", disks, {"gp3-gb": root + data, "secret": secrets})
+        yield _part(prices, group.name, f"1 x {group.ec2_type}, {what}", {group.ec2_type: 1})
+        yield _part(prices, f"{group.name} disks", disks, {"gp3-gb": root + data, "secret": secrets})
 
 
-def _workspace(plan: Plan, region: str) -> Iterator[Part]:
+def _workspace(plan: Plan, prices: RegionPrices) -> Iterator[Part]:
     """Yield the workspace, of which nothing is paid but what is written, kept and queried."""
     if plan.observability.workspace:
-        written = price("amp-samples", region)
+        written = prices.of("amp-samples")
         note = f"{written.usd if written else '?'} USD for 10 million samples written, on top; less beyond 2 billion a month"
-        prices = tuple(filter(None, [written]))
-        yield Part("workspace", "Amazon Managed Service for Prometheus", 0.0, note, prices=prices)
+        used = tuple(filter(None, [written]))
+        yield Part("workspace", "Amazon Managed Service for Prometheus", 0.0, note, prices=used)
+    if plan.grafana:
+        editor, viewer = (price.usd if (price := prices.of(f"grafana-{who}")) else "?" for who in ("editor", "viewer"))
+        note = f"{editor} USD a month for each editor or administrator who signs in, {viewer} for each other person"
+        yield _part(prices, "Grafana", "Amazon Managed Grafana, one editor", {"grafana-editor": 1}, note)
 
 
-def _dearest(types: Sequence[str], region: str) -> str:
+def _dearest(types: Sequence[str], prices: RegionPrices) -> str:
     """Return the type with the highest price; one without a known price may be dearer than all others."""
-    prices = {kind: price(kind, region) for kind in types}
-    unpriced = [kind for kind, known in prices.items() if known is None]
-    return unpriced[0] if unpriced else max(prices, key=lambda kind: known.usd_hour if (known := prices[kind]) else 0.0)
+    known = {kind: prices.of(kind) for kind in types}
+    unpriced = [kind for kind, one in known.items() if one is None]
+    return unpriced[0] if unpriced else max(known, key=lambda kind: one.usd_hour if (one := known[kind]) else 0.0)
 
 
-def _least(group: Group, types: Sequence[str], region: str) -> float:
+def _least(group: Group, types: Sequence[str], prices: RegionPrices) -> float:
     """Return the share of the figure, which has the dearest type, that is paid at least: nodes on demand are of the preferred
     type and paid in full, the others may be the cheapest type on cheap spot."""
     if group.capacity.mode != "spot" or not group.count:
         return 1.0
     base = min(group.capacity.on_demand_base, group.count)
-    known = [price(kind, region) for kind in types]
+    known = [prices.of(kind) for kind in types]
     usd = [each.usd_hour if each else 0.0 for each in known]
     if not all(usd):  # Then the figure is 0, and types are not compared.
         usd = [1.0]
@@ -234,50 +249,50 @@ def _note(group: Group) -> str:
     return f"at the on-demand price{of}, the most that spot costs"
 
 
-def _lustre(plan: LustrePlan, region: str) -> Part:
+def _lustre(plan: LustrePlan, prices: RegionPrices) -> Part:
     """Of SSD the metadata IOPS above the automatic rate come on top; of Intelligent-Tiering more than has a known price."""
     if plan.tiered_mb_s:
         what, more = f"{plan.tiered_mb_s:,} MB/s of Intelligent-Tiering", ("what Lustre stores, caches and indexes",)
-        return _part(region, "Lustre", what, {"lustre-tiered-mb-s": plan.tiered_mb_s}, unknown=more)
+        return _part(prices, "Lustre", what, {"lustre-tiered-mb-s": plan.tiered_mb_s}, unknown=more)
     capacity = plan.capacity_gib or 0
     iops = max((plan.metadata_iops or 0) - automatic_iops(capacity), 0)
     what = f"{capacity:,} GiB at {plan.per_tib_mb_s} MB/s per TiB{f', {iops:,} metadata IOPS more' if iops else ''}"
-    return _part(region, "Lustre", what, {f"lustre-ssd-{plan.per_tib_mb_s}-gb": capacity, "lustre-metadata-iops": iops})
+    return _part(prices, "Lustre", what, {f"lustre-ssd-{plan.per_tib_mb_s}-gb": capacity, "lustre-metadata-iops": iops})
 
 
-def _home(plan: OpenZfsPlan | EfsPlan, region: str) -> Part:
+def _home(plan: OpenZfsPlan | EfsPlan, prices: RegionPrices) -> Part:
     """Of EFS nothing is paid but what is stored, read and written."""
     if isinstance(plan, EfsPlan):
-        known = {item: price(item, region) for item in ("efs-gb", "efs-read-gb", "efs-write-gb")}
+        known = {item: prices.of(item) for item in ("efs-gb", "efs-read-gb", "efs-write-gb")}
         stored, read, written = (value.usd if value else "?" for value in known.values())
         note = f"{stored} USD a GB and month, {read} a GB read and {written} a GB written, on top"
         return Part("home", "EFS", 0.0, note, prices=tuple(filter(None, known.values())))
     what = f"{plan.capacity_gib:,} GiB of OpenZFS at {plan.throughput_mb_s:,} MB/s, with a standby"
-    return _part(region, "home", what, {"openzfs-gb": plan.capacity_gib, "openzfs-mb-s": plan.throughput_mb_s})
+    return _part(prices, "home", what, {"openzfs-gb": plan.capacity_gib, "openzfs-mb-s": plan.throughput_mb_s})
 
 
-def _eks(plan: Plan, region: str) -> Part:
+def _eks(plan: Plan, prices: RegionPrices) -> Part:
     """Return the control plane; with the policy STANDARD it is never in extended support, since EKS upgrades it then."""
     known, today = VERSIONS.get(plan.spec.eks.version), plan.now.astimezone(UTC).date()
     extended = plan.spec.eks.upgrade_policy == "EXTENDED" and known is not None and today >= known.standard_ends
     support = "extended" if extended else "standard"
     what = f"1 control plane of {plan.spec.eks.version}, {support} support"
-    return _part(region, "EKS", what, {f"eks-{support}": 1})
+    return _part(prices, "EKS", what, {f"eks-{support}": 1})
 
 
-def _network(spec: ClusterSpec, region: str) -> Iterator[Part]:
+def _network(spec: ClusterSpec, prices: RegionPrices) -> Iterator[Part]:
     if has_nat(spec):
-        traffic = price("nat-gb", region)
+        traffic = prices.of("nat-gb")
         note = f"{traffic.usd} USD a GB on top" if traffic else ""
-        yield _part(region, "NAT gateway", "1 with its address", {"nat": 1, "public-ipv4": 1}, note)
+        yield _part(prices, "NAT gateway", "1 with its address", {"nat": 1, "public-ipv4": 1}, note)
     if services := interface_services(spec):
-        yield _part(region, "endpoints", f"{len(services)} interfaces in one zone", {"endpoint": len(services)})
+        yield _part(prices, "endpoints", f"{len(services)} interfaces in one zone", {"endpoint": len(services)})
 
 
-def _watch(plan: Plan, region: str) -> Part:
+def _watch(plan: Plan, prices: RegionPrices) -> Part:
     watch = plan.observability
     metrics = sum(len(alarm.metrics) for alarm in watch.alarms)
     what = f"{len(watch.alarms)} alarms over {metrics} metrics{', a dashboard' if watch.dashboard else ''}"
-    carried = price("logs-gb", region) if watch.log_groups else None
+    carried = prices.of("logs-gb") if watch.log_groups else None
     note = f"{carried.usd} USD a GB of logs on top" if carried else ""
-    return _part(region, "CloudWatch", what, {"alarm-metric": metrics, "dashboard": int(watch.dashboard)}, note)
+    return _part(prices, "CloudWatch", what, {"alarm-metric": metrics, "dashboard": int(watch.dashboard)}, note)

@@ -46,6 +46,7 @@ LAUNCH = (
 SERVICE_LINKED = {
     "always": ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"),
     "efs": ("elasticfilesystem.amazonaws.com", "backup.amazonaws.com"),
+    "grafana": ("grafana.amazonaws.com",),
     "ec2": ("autoscaling.amazonaws.com", "spot.amazonaws.com"),
     "hyperpod-slurm": ("sagemaker.amazonaws.com", "hyperpod.sagemaker.amazonaws.com"),
     "hyperpod-eks": ("sagemaker.amazonaws.com", "hyperpod.sagemaker.amazonaws.com", "eks.amazonaws.com"),
@@ -145,6 +146,7 @@ def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     linked = place.arn("iam", "role/aws-service-role/*", region="")
     makes = [one for one in SERVICE_LINKED[spec.backend] if not (spec.eks.existing and one.startswith("eks."))]
     makes += SERVICE_LINKED["efs"] if _makes_home(spec, "efs") else ()
+    makes += SERVICE_LINKED["grafana"] if spec.observability.grafana == "managed" else ()
     names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *makes]}}
     yield allow("ServiceLinkedRoles", ["iam:CreateServiceLinkedRole"], linked, names)
     lustre = place.arn("iam", "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*", region="")
@@ -283,6 +285,8 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         yield allow("Budget", _named_actions("budgets", money), arn)
     if spec.observability.prometheus == "amp":
         yield from _workspace(spec, place)
+    if spec.observability.grafana == "managed":
+        yield from _grafana(spec, place)
 
 
 def _workspace(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
@@ -300,6 +304,22 @@ def _workspace(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
             TagResource UntagResource ListTagsForResource"""
         namespaces = place.arn("aps", f"rulegroupsnamespace/*/{spec.name}")
         yield allow("PrometheusRules", _named_actions("aps", rules), namespaces)
+
+
+def _grafana(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Allow to enrol the workspace in IAM Identity Center, as it does with the rights of its maker: the actions on which
+    CreateWorkspace and DeleteWorkspace depend
+    (https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonmanagedgrafana.html; that of DeleteWorkspace is
+    from memory), and those that read the enrolment
+    (https://docs.aws.amazon.com/aws-managed-policy/latest/reference/AWSGrafanaWorkspacePermissionManagementV2.html)."""
+    kept = """DescribeWorkspace UpdateWorkspace DeleteWorkspace DescribeWorkspaceAuthentication
+        UpdateWorkspaceAuthentication DescribeWorkspaceConfiguration UpdateWorkspaceConfiguration ListPermissions
+        UpdatePermissions TagResource UntagResource ListTagsForResource"""
+    enrol = """CreateManagedApplicationInstance DeleteManagedApplicationInstance GetManagedApplicationInstance
+        DescribeRegisteredRegions GetSharedSsoConfiguration ListInstances"""
+    yield allow("GrafanaMake", ["grafana:CreateWorkspace"], "*")
+    yield allow("Grafana", _named_actions("grafana", kept), place.arn("grafana", "/workspaces*"), ours(spec))
+    yield allow("GrafanaSignIn", ["organizations:DescribeOrganization", *_named_actions("sso", enrol)], "*")
 
 
 def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -25,6 +25,7 @@ from infra.plan.nodes.eks import (
 )
 from infra.plan.nodes.logs import WRITE, write_policy
 from infra.plan.place import Place, ours
+from infra.plan.watch import grafana as managed_grafana
 
 GRANTED = (
     "CreateGrant",
@@ -70,8 +71,13 @@ EKS_ROLES = {
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     """`node` always; with a scheduler also `controller`, unless nodes have a role of the user's, which then is the controller's
-    too; `monitor` where there is one; with `hyperpod-eks` also one for the control plane that the stack makes, and for each
-    chosen part that needs one."""
+    too; `monitor` where there is one; `grafana` for a managed one; with `hyperpod-eks` also one for the control plane that the
+    stack makes, and for each chosen part that needs one."""
+    grafana = [_grafana(spec, place)] if spec.observability.grafana == "managed" else []
+    return (*_of_backend(spec, place), *grafana)
+
+
+def _of_backend(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
     if spec.backend != "hyperpod-eks":
         plans = [node_role(spec, place)]
         if spec.controller and spec.access.node_role is None:
@@ -158,6 +164,18 @@ def _ec2_role(spec: ClusterSpec, place: Place, key: str, description: str, state
     managed = (place.managed_policy("AmazonSSMManagedInstanceCore"),)
     policy = document(statements)
     return _role(spec, key, description, trust("ec2"), policy, managed=managed, instance_profile=True)
+
+
+def _grafana(spec: ClusterSpec, place: Place) -> RolePlan:
+    """Trust by account and kind of ARN, since a workspace is not known before it has its role; not tried on AWS."""
+    condition = {
+        "StringEquals": {"aws:SourceAccount": place.account},
+        "StringLike": {"aws:SourceArn": place.arn("grafana", "/workspaces/*")},
+    }
+    policy = managed_grafana.read_policy(spec, place)
+    return _role(
+        spec, managed_grafana.ROLE, f"Managed Grafana of {spec.name}", trust("grafana", condition=condition), policy
+    )
 
 
 def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:

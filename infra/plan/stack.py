@@ -24,6 +24,7 @@ from infra.plan.storage.lustre import lustre_plan
 from infra.plan.storage.repository import repository
 from infra.plan.storage.s3_mounts import s3_mounts
 from infra.plan.watch.budget import budget
+from infra.plan.watch.grafana import grafana
 from infra.plan.watch.interruptions import channel
 from infra.plan.watch.machine import monitor
 from infra.plan.watch.observability import observability
@@ -63,6 +64,7 @@ class Plan:
     controller = cached_property(lambda plan: controller(plan.spec))
     """Of Slurm, on EC2."""
     monitor = cached_property(lambda plan: monitor(plan.spec, plan.place))
+    grafana = cached_property(lambda plan: grafana(plan.spec))
     reservations = cached_property(lambda plan: reservations(plan.spec))
     eks = cached_property(lambda plan: eks_plan(plan.spec, plan.place) if plan.spec.backend == "hyperpod-eks" else None)
     channel = cached_property(lambda plan: channel(plan.spec, plan.place))

@@ -9,6 +9,7 @@ from infra.plan.stack import Plan
 from infra.plan.storage.home import EfsPlan
 from infra.plan.storage.repository import url
 from infra.plan.watch.budget import ACTIVATE
+from infra.plan.watch.grafana import SIGN_IN
 from infra.plan.watch.machine import forwarding
 from infra.plan.watch.monitor import PASSWORD
 
@@ -38,6 +39,8 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
         )
     if plan.monitor:
         lines += _pages(plan)
+    if plan.grafana:
+        lines += _managed_pages(plan)
     if not spec.eks.existing and (commands := helm_commands(spec, plan.place)):
         lines.append(f"HyperPod wants its Helm chart before its nodes. Type in infra/, {helm_place(spec)}:")
         lines += [f"  {command}" for command in commands]
@@ -62,6 +65,16 @@ def _pages(plan: Plan) -> list[str]:
     return lines
 
 
+def _managed_pages(plan: Plan) -> list[str]:
+    """Return what is left to do in Amazon Managed Grafana: who signs in, its data source and its pages."""
+    return [
+        "Let people in, in the console of Amazon Managed Grafana under the workspace's users: one of IAM Identity Center as "
+        f"admin at least ({SIGN_IN}); then open $(pulumi stack output grafana)",
+        f"There add the data source, by AWS Data Sources, Amazon Managed Service for Prometheus, {plan.place.region}; "
+        "then the pages: fab dashboards, and Dashboards, New, Import with each file",
+    ]
+
+
 EXPORTS = (
     "aws cloudwatch get-metric-statistics --namespace AWS/FSx --metric-name AgeOfOldestQueuedMessage --dimensions "
     "Name=FileSystemId,Value=$(pulumi stack output fileSystem) Name=Publisher,Value=AutoExport --start-time "
@@ -84,6 +97,10 @@ def _before(spec: ClusterSpec) -> list[str]:
             )
         where = f"outside {', '.join(exported)} on Lustre" if exported else "on Lustre"
         lines.append(f"Copy away what you need: what lies {where} is in no bucket, and ends with the file system")
+    if spec.observability.grafana == "managed":
+        lines.append(
+            "Export the pages and alerts that people made in Grafana: its workspace goes too, and takes them along"
+        )
     if protected(spec):
         beside = "controller, login nodes" if spec.backend == "hyperpod-slurm" else "EKS control plane"
         costs = "it would stay" if spec.eks.existing else f"it would stay and go on costing, with its {beside}"

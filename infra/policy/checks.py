@@ -61,6 +61,7 @@ BILLED = frozenset(
         "aws:ec2/eip:Eip",
         "aws:ec2/natGateway:NatGateway",
         "aws:ecr/repository:Repository",
+        "aws:grafana/workspace:Workspace",
         EKS,
         "aws:kms/key:Key",
         "aws:secretsmanager/secret:Secret",

@@ -12,7 +12,7 @@ from typing import Any
 from infra.clock import now
 from infra.config import ClusterSpec, parse
 from infra.plan import deployer_policy as iam_deployer
-from infra.plan.cost import Cost, cost
+from infra.plan.cost import Cost, cost, machine_types
 from infra.plan.nodes.bundle import bundle
 from infra.plan.nodes.eks import first_up
 from infra.plan.place import Place
@@ -59,7 +59,8 @@ def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
 
 
 def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
-    from infra.preflight.online.run import connect, run_all
+    from infra.preflight.online.client import connect
+    from infra.preflight.online.run import run_all
 
     if stack.region is None:
         raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")
@@ -123,9 +124,16 @@ def before_first_up(stack: stackfile.Stack) -> list[str]:
 NO_REGION = "the stack names no aws:region: these are the prices of us-east-1"
 
 
-def costs(stack: stackfile.Stack) -> Cost:
-    """Return what a stack costs; one without a region at the prices of us-east-1."""
-    total = cost(Context.of_region(stack.spec, stack.region, now()).plan)
+def costs(stack: stackfile.Stack, *, online: bool = False) -> Cost:
+    """Return what a stack costs; one without a region at the prices of us-east-1. `online` asks AWS for those of machines;
+    UserError where it does not answer."""
+    plan = Context.of_region(stack.spec, stack.region, now()).plan
+    if online:
+        from infra.preflight.online.prices import machine_prices
+
+        total = cost(plan, machine_prices(machine_types(stack.spec), plan.place.region, now()))
+    else:
+        total = cost(plan)
     return total if stack.region else replace(total, remarks=(*total.remarks, NO_REGION))
 
 

@@ -24,6 +24,7 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     here = f"{HERE}.prometheus"
     if was.prometheus == "amp" and will_be.prometheus != "amp":
         yield protected(here, WORKSPACE)
+    yield from _managed_grafana(old, new)
     before, after = old.monitor, new.monitor
     if before is None and after is None:
         yield from _other_keys(old, new)
@@ -53,11 +54,21 @@ def _other_keys(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Yield what changes without a monitor: on EKS a workspace and AWS's add-on come and go."""
     for key in ("prometheus", "grafana", "monitor"):
         was, will_be = (getattr(spec.observability, key) for spec in (old, new))
-        if was != will_be:
+        if was != will_be and "managed" not in (was, will_be):
             shown_as = (
                 f"{shown(was)} becomes {shown(will_be)}" if key != "monitor" else "there is no monitor that it is for"
             )
             yield Change(f"{HERE}.{key}", Effect.IN_PLACE, shown_as)
+
+
+def _managed_grafana(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    was, will_be = (spec.observability.grafana == "managed" for spec in (old, new))
+    here = f"{HERE}.grafana"
+    if will_be and not was:
+        yield Change(here, Effect.IN_PLACE, "a workspace of Amazon Managed Grafana is made")
+    elif was and not will_be:
+        message, instead = "the workspace of Amazon Managed Grafana is deleted", "export what people have made in it"
+        yield Change(here, Effect.DELETES_OBJECTS, message, "pages and alerts that people made in it", instead)
 
 
 def _boot(spec: ClusterSpec) -> str | None:

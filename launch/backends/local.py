@@ -138,9 +138,9 @@ class RunJournal:
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
 
-    def finish(self, number: int, code: int) -> None:
+    def finish(self, number: int, code: int, grows_to: int) -> None:
         try:
-            journal.finish(self.store, number, code)
+            journal.finish(self.store, number, code, grows_to)
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
 

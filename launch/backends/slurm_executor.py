@@ -195,8 +195,8 @@ class CommandJournal:
         record = {"nodes": list(nodes), "by": self.launcher_id, "idle": list(idle)}
         return int(self._call("begin", record)["attempt"])
 
-    def finish(self, number: int, code: int) -> None:
-        self._call("finish", {"attempt": number, "code": code})
+    def finish(self, number: int, code: int, grows_to: int) -> None:
+        self._call("finish", {"attempt": number, "code": code, "grows_to": grows_to})
 
     def _call(self, action: str, argument: Mapping[str, Any]) -> dict[str, Any]:
         try:

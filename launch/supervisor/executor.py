@@ -43,8 +43,8 @@ class Journal(Protocol):
         """Record that a launch begins, with the nodes that stay idle, and return its number. Superseded."""
         ...
 
-    def finish(self, number: int, code: int) -> None:
-        """Record how it ended."""
+    def finish(self, number: int, code: int, grows_to: int) -> None:
+        """Record how it ended; `grows_to` is the number of nodes that it has made way for, 0 where that was not why."""
         ...
 
 

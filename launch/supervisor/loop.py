@@ -88,8 +88,7 @@ def supervise(
         if number is not None and isinstance(decision, Start):
             waiting_for, since = "", None
             watch = GrowthWatch(executor, policy, history, decision.nodes, journal.launcher_id, log, clock)
-            should_end = watch.should_end if may_grow else _never
-            code = _run_launch(executor, journal, number, decision.nodes, should_end, log)
+            code = _run_launch(executor, journal, number, decision.nodes, watch if may_grow else None, log)
             grown = watch.growth
             if code == LOST_RUN:
                 # The run's new owner has ended this launch's record, and begun one of its own.
@@ -106,10 +105,6 @@ def supervise(
             if clock() - since > max_wait_s:
                 return Stop(PEERS, f"{decision.why}, for {_hours(max_wait_s)}; fix: go on later with --resume")
             executor.sleep(POLL_S)
-
-
-def _never() -> bool:
-    return False
 
 
 def _hours(seconds: float) -> str:
@@ -183,14 +178,16 @@ def _run_launch(
     journal: Journal,
     number: int,
     nodes: Sequence[str],
-    should_end: Callable[[], bool],
+    watch: GrowthWatch | None,
     log: Callable[[str], None],
 ) -> int:
-    """Run a launch that has been recorded, record its end, and return its exit code."""
+    """Run a launch that has been recorded, record its end, and return its exit code; without a `watch` it makes no way."""
+    should_end = watch.should_end if watch else lambda: False
     # A stop that came while the record was written ends it before a rank starts.
     code = REQUEUE if executor.stop_reason() else executor.run_launch(number, nodes, should_end)
+    grown = watch.growth if watch and code == REQUEUE and not executor.stop_reason() else None
     try:
-        journal.finish(number, code)
+        journal.finish(number, code, grown.size if grown else 0)
     except TemporarilyUnavailable as error:
         # The next launcher closes it as one whose launcher is gone.
         log(f"the end of launch {number} is not recorded: {error}")

@@ -37,6 +37,7 @@ SERVICE_ROLE = "arn:aws:iam::123456789012:role/aws-service-role/x.amazonaws.com/
 RUNS_IN_DATA = "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"
 BOUGHT = {"mode": "reservation", "reservation": "cr-0a1b2c3d4e5f60718"}
 CHINA = Place("cn-north-1", "123456789012", "aws-cn")
+STOCKHOLM = Place("eu-north-1", "123456789012", "aws")
 GOVERNMENT = Place("us-gov-west-1", "123456789012", "aws-us-gov")
 P9 = {
     "architecture": "x86_64",
@@ -139,6 +140,7 @@ MISTAKES = [
     Mistake("CFG-014", SPOT, {"boot.on_configured": "Pulumi.yaml"}),
     Mistake("OBS-001", SPOT, {"observability": {"grafana": "self"}}, "observability.grafana"),
     Mistake("OBS-002", SPOT, {"observability.grafana": "managed"}),
+    Mistake("OBS-002", EKS, {"observability": {"grafana": "managed"}}, "observability.grafana"),
     Mistake("OBS-003", EKS, {"observability": {"prometheus": "self"}}, "observability.prometheus"),
     Mistake("OBS-003", EKS, {"observability": {"prometheus": "amp", "grafana": "self"}}, "observability.grafana"),
     Mistake("OBS-004", SPOT, {"observability.monitor": {"type": "mac1.metal"}}, "observability.monitor.type"),
@@ -148,6 +150,13 @@ MISTAKES = [
     Mistake("OBS-008", EKS, {"observability": {"monitor": {"disk_gib": 100}}}, "observability.monitor"),
     Mistake("OBS-009", SPOT, {"observability": {"prometheus": "amp"}}, "observability.prometheus", CHINA),
     Mistake("OBS-010", SPOT, {"access.node_role": NODE_ROLE, "access.instance_profile": PROFILE}, "access.node_role"),
+    Mistake(
+        "OBS-011",
+        SPOT,
+        {"observability": {"prometheus": "amp", "grafana": "managed"}},
+        "observability.grafana",
+        STOCKHOLM,
+    ),
     Mistake("NET-001", SPOT, {"zone_id": "usw2-az1"}),
     Mistake("NET-002", EKS, {"network.second_zone_id": "use1-az2"}),
     Mistake("NET-003", SPOT, {"network.cidr": "10.0.0.0/8"}),

@@ -38,6 +38,7 @@ EXISTING: dict[str, Any] = {"network.existing": {"vpc_id": VPC, "compute_subnet_
 CONTROL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "control_subnet_ids": [SUBNET, OTHER]}}
 ZONAL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "zone_subnet_ids": {"use1-az2": SUBNET}}}
 FS = "fs-0123456789abcdef0"
+MANAGED: dict[str, Any] = {"observability": {"prometheus": "amp", "grafana": "managed"}}
 TABLE = "rtb-0123456789abcdef0"
 DNS = f"{FS}.fsx.us-east-1.amazonaws.com"
 LUSTRE: dict[str, Any] = {
@@ -104,6 +105,10 @@ def entry(tags: dict[str, str], *, absent: bool = False) -> Answer:
     """An access entry with these tags, or none."""
     answer = "ResourceNotFoundException" if absent else {"accessEntry": {"tags": tags}}
     return "eks", "describe_access_entry", answer
+
+
+def identity_center(*states: str) -> Answer:
+    return "sso-admin", "list_instances", {"Instances": [{"Status": state} for state in states]}
 
 
 def quota(name: str, value: float, **more: float) -> Answer:
@@ -800,6 +805,9 @@ CASES = [
     Case("EKS-107", EKS, [eks(accessConfig={"authenticationMode": "CONFIG_MAP"})], edits=ADMITTED),
     Case("EKS-107", EKS, [eks(), entry(TAGGED_EKS)], edits=ADMITTED),
     Case("EKS-107", EKS, [eks(), entry({})], "access.admin_roles.0", edits=ADMITTED),
+    Case("OBS-101", EKS, [identity_center("ACTIVE")], edits=MANAGED),
+    Case("OBS-101", EKS, [identity_center()], "observability.grafana", "warning", edits=MANAGED),
+    Case("OBS-101", EKS, [identity_center("DELETE_IN_PROGRESS")], "observability.grafana", "warning", edits=MANAGED),
     Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
     Case("IAM-101", EKS, [], edits=ELSEWHERE),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),

@@ -39,6 +39,10 @@ TIME_SCALE = 1 / 30
 PATIENCE_S = 300.0
 NODE_PORT = 9100
 FULL = "/scratch"
+RANKS = 3
+"""From three on a rank can differ from the median."""
+SLOW_S = 0.2
+"""Above the 0.05 s from which on a rank that waits for its batches counts as slow."""
 
 
 class Webhook:
@@ -100,15 +104,66 @@ def node(lab: StartLab) -> Node:
 
 @pytest.fixture
 def ports() -> list[int]:
-    """For the two ranks, Prometheus and Alertmanager."""
-    return free_ports(4)
+    """For the ranks, Prometheus and Alertmanager."""
+    return free_ports(RANKS + 2)
+
+
+class RankFiles:
+    """The file of each rank that its batches are read from, of which one can be slow: a FIFO whose writer takes its time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mended = threading.Event()
+        self._writer: threading.Thread | None = None
+        folder.mkdir()
+        for rank in range(RANKS):
+            (folder / str(rank)).touch()
+
+    def slow_down(self, rank: int) -> None:
+        """Have each read of this rank take `SLOW_S`."""
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        fifo.replace(self.folder / str(rank))
+        self._writer = threading.Thread(target=self._write, args=(self.folder / str(rank),))
+        self._writer.start()
+
+    def mend(self) -> None:
+        self._mended.set()
+        if self._writer:
+            self._writer.join()
+
+    def _write(self, path: Path) -> None:
+        while not self._mended.is_set():
+            try:
+                writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # Nobody reads it now.
+                self._mended.wait(0.001)
+                continue
+            self._mended.wait(SLOW_S)
+            os.close(writer)
+        file = self.folder / "file"
+        file.touch()
+        # A reader that has opened the FIFO since waits for a writer, and gets the end of this one's.
+        fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        file.replace(path)
+        os.close(fifo)
 
 
 @pytest.fixture
-def run(weed_s3: S3Place, ports: list[int], tmp_path: Path) -> Iterator[tuple[FaultyProxy, LocalJob]]:
-    """Two ranks that train without end and save often, each with a port for its metrics; the proxy is before their S3."""
-    (tmp_path / "config.toml").write_text(config(weed_s3.uri("watched"), steps=1_000_000_000))
+def rank_files(tmp_path: Path) -> Iterator[RankFiles]:
+    files = RankFiles(tmp_path / "reads")
+    yield files
+    files.mend()
+
+
+@pytest.fixture
+def run(
+    weed_s3: S3Place, ports: list[int], rank_files: RankFiles, tmp_path: Path
+) -> Iterator[tuple[FaultyProxy, LocalJob]]:
+    """Three ranks that train without end and save often, each with a port for its metrics; the proxy is before their S3."""
+    (tmp_path / "config.toml").write_text(config(weed_s3.uri("watched"), steps=1_000_000_000, global_batch=2 * RANKS))
     sets = (
+        f"task.reads={rank_files.folder}",
         f"metrics.prometheus_port={ports[0]}",
         "metrics.prometheus_address=127.0.0.1",
         "checkpoint.every_steps=200",
@@ -124,7 +179,7 @@ def run(weed_s3: S3Place, ports: list[int], tmp_path: Path) -> Iterator[tuple[Fa
             "AWS_MAX_ATTEMPTS": "2",
         }
         words = [word for one in sets for word in ("--set", one)]
-        job = LocalJob(["train", str(tmp_path / "config.toml"), *words], 2, environment)
+        job = LocalJob(["train", str(tmp_path / "config.toml"), *words], RANKS, environment)
         yield proxy, job
         job.kill()
         job.wait()
@@ -182,8 +237,10 @@ def test_faults_arrive_at_the_webhook_and_clear_when_mended(
     prometheus: str,
     node: Node,
     run: tuple[FaultyProxy, LocalJob],
+    rank_files: RankFiles,
     webhook: Webhook,
     tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     proxy, job = run
     log = tmp_path / "log"
@@ -197,8 +254,14 @@ def test_faults_arrive_at_the_webhook_and_clear_when_mended(
 
     wait_for("a commit is seen", lambda: series(prometheus, "lustrain_checkpoint_interval_seconds"), log)
     wait_for("the node is seen", lambda: series(prometheus, "node_boot_time_seconds"), log)
-    faults = ("SavesFailing", "DiskFull", "RunStalled", "NodeMissing")
+    faults = ("StragglerData", "SavesFailing", "DiskFull", "RunStalled", "NodeMissing")
     wait_for("all is quiet", lambda: not any(map(webhook.firing, faults)), log)
+
+    rank_files.slow_down(2)
+    wait_for_alerts("StragglerData")
+    assert [alert["labels"]["rank"] for alert in webhook.firing("StragglerData")] == ["2"]
+    rank_files.mend()
+    wait_for("the straggler is mended", lambda: not webhook.firing("StragglerData"), log)
 
     proxy.inject(Answer(503, "SlowDown"))
     node.exec("sh", "-c", f"head -c 1000000 /dev/zero >{FULL}/full")
@@ -220,4 +283,4 @@ def test_faults_arrive_at_the_webhook_and_clear_when_mended(
     wait_for("all is quiet again", lambda: not any(map(webhook.firing, faults)), log)
     assert job.running()
     assert not job.failed()
-    print(f"seconds from fault to webhook at {TIME_SCALE:.3f} of the rules' times: {seconds}")
+    record_property(f"seconds from fault to webhook at {TIME_SCALE:.3f} of the rules' times", seconds)

@@ -92,6 +92,8 @@ CALLS: dict[str, str] = {
         DeleteFileSystem TagResource; iam: CreateServiceLinkedRole; logs: CreateLogStream PutLogEvents""",
     "aws:fsx/openZfsFileSystem:OpenZfsFileSystem": """fsx: CreateFileSystem DescribeFileSystems DescribeVolumes
         UpdateFileSystem UpdateVolume DeleteFileSystem TagResource""",
+    "aws:grafana/workspace:Workspace": """grafana: CreateWorkspace DescribeWorkspace UpdateWorkspace DeleteWorkspace
+        DescribeWorkspaceConfiguration TagResource ListTagsForResource; iam: PassRole""",
     "aws:iam/instanceProfile:InstanceProfile": """iam: CreateInstanceProfile GetInstanceProfile
         AddRoleToInstanceProfile RemoveRoleFromInstanceProfile DeleteInstanceProfile PassRole""",
     "aws:iam/role:Role": """iam: CreateRole GetRole UpdateRole UpdateAssumeRolePolicy ListRolePolicies
@@ -143,6 +145,7 @@ ADDED: dict[str, Any] = {
     "eks.existing.addons": ["aws-fsx-csi-driver"],
     "storage.lustre": {"throughput_gb_s": 1.0},
     "access.admin_roles": [NODE_ROLE],
+    "observability": {"prometheus": "amp", "grafana": "managed"},
 }
 
 

@@ -54,6 +54,22 @@ def test_idle_nodes_are_recorded_and_shown_while_they_are(store: ObjectStore) ->
     assert ["idle" in record for record in journal.read(store)] == [True, False]
 
 
+def test_growth_is_recorded_unless_the_run_was_stopped(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm's batch script records it, which has no more than the standard library; an older one says nothing of growth."""
+
+    def finish(number: int, **more: int) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"attempt": number, "code": 85, **more})))
+        journal.main(["finish", store.uri])
+
+    for number, more in enumerate(({"grows_to": 3}, {"grows_to": 0}, {}), 1):
+        journal.begin(store, ["n1"], "me")
+        finish(number, **more)
+    store.put(journal.STOP, b"")
+    journal.begin(store, ["n1"], "me")
+    finish(4, grows_to=3)
+    assert [record.get("grows_to") for record in journal.read(store)] == [3, None, None, None]
+
+
 def test_the_word_of_the_nodes_goes_before_the_schedulers_code(store: ObjectStore) -> None:
     journal.begin(store, ["n1", "n2", "n3"], "me")
     ends(store, 1, {"code": 75, "own": 75, "silent": "node 1"}, {}, {"code": 75, "own": 75, "silent": "node 1"})

@@ -309,4 +309,5 @@ def test_run_grows_back_through_the_queue_when_its_node_returns(place: Place) ->
     records = place.records()
     assert [len(record["nodes"]) for record in records] == [2, 1, 2], (records, place.log())
     assert [record["code"] for record in records[1:]] == [EXIT_REQUEUE, EXIT_DONE]
+    assert [record.get("grows_to") for record in records] == [None, 2, None]
     assert losses(place.run) == pytest.approx(undisturbed(shard=1), rel=1e-4)

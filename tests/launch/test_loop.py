@@ -25,6 +25,8 @@ class World:
     alive: int = 0
     reads: int = 0
     attempts: list[Launch] = field(default_factory=list)
+    grows_to: list[int] = field(default_factory=list)
+    """What was recorded of each attempt's end."""
     idle: tuple[str, ...] = ()
     """Nodes that the last attempt left idle."""
     said: list[str] = field(default_factory=list)
@@ -45,7 +47,8 @@ class World:
         self.idle = tuple(idle)
         return len(self.attempts)
 
-    def finish(self, number: int, code: int) -> None:
+    def finish(self, number: int, code: int, grows_to: int) -> None:
+        self.grows_to.append(grows_to)
         worth = {"gained": 100, "start_s": 10.0, "step_s": 1.0}
         self.attempts[number - 1] = replace(self.attempts[number - 1], code=code, ended=self.now, **worth)  # type: ignore[arg-type]
 
@@ -181,18 +184,18 @@ def test_launcher_that_has_to_end_while_it_records_stops() -> None:
 
 def test_a_run_that_another_launcher_took_over_is_left_to_it() -> None:
     class TakenOver(World):
-        def finish(self, number: int, code: int) -> None:
-            super().finish(number, -1)
+        def finish(self, number: int, code: int, grows_to: int) -> None:
+            super().finish(number, -1, grows_to)
 
     assert TakenOver([86, 0]).supervise(TWO) == Stop(86, "a newer job owns the run")
 
 
 def test_end_that_cannot_be_recorded_does_not_end_the_run() -> None:
     class Forgetful(World):
-        def finish(self, number: int, code: int) -> None:
+        def finish(self, number: int, code: int, grows_to: int) -> None:
             if number == 1:
                 raise TemporarilyUnavailable("the store is away")
-            super().finish(number, code)
+            super().finish(number, code, grows_to)
 
     world = Forgetful([85, 0])
     assert world.supervise(TWO) == Stop(0, "all steps are done")
@@ -201,8 +204,8 @@ def test_end_that_cannot_be_recorded_does_not_end_the_run() -> None:
 
 def test_node_that_this_allocation_lost_is_left_out_of_the_next() -> None:
     class Losing(World):
-        def finish(self, number: int, code: int) -> None:
-            super().finish(number, code)
+        def finish(self, number: int, code: int, grows_to: int) -> None:
+            super().finish(number, code, grows_to)
             lost = ("n2",) if code == 75 else ()
             self.attempts[number - 1] = replace(self.attempts[number - 1], blamed=lost, launcher_id=self.launcher_id)
 
@@ -223,6 +226,7 @@ def test_run_grows_back_when_a_node_is_there_again() -> None:
         (("n1", "n2"), 85, 180.0),
         (("n1", "n2", "n3"), 0, 280.0),
     ]
+    assert world.grows_to == [0, 3, 0]
     (line,) = [line for line in world.said if "instead of" in line]
     assert line.startswith("n3 can be used: ")
     assert line.endswith("; it costs one restart, about 10 s")
@@ -249,6 +253,7 @@ def test_launch_that_could_not_save_is_the_last_to_make_way() -> None:
     world = Failing([0], nodes=[["n1", "n2"]], extra=ExtraNodes(("n3",)))
     assert world.supervise(GROWING) == Stop(0, "all steps are done")
     assert [one.code for one in world.attempts] == [1, 0]
+    assert world.grows_to == [0, 0]
 
 
 def test_growth_by_the_queue_gives_the_job_back_once_saved() -> None:

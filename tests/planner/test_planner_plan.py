@@ -11,6 +11,8 @@ import pytest
 from fabric.main import program
 
 import fabfile
+from infra.catalog.price_answers import PRICE_LIST, SPOT_HISTORY
+from infra.catalog.prices import Price
 from lustrain.problem import UserError
 from planner import report
 from planner.goodput import Losses, goodput
@@ -165,6 +167,24 @@ def test_cost_is_time_by_rate_and_storage(files: Files) -> None:
     assert per_million == pytest.approx((on_demand.usd or 0) / 1e6)
     more = files.plan(set=("checkpoint.keep_last=9",)).storage.s3_usd_hour / made.storage.s3_usd_hour
     assert more == pytest.approx(9 / made.request.checkpoint.keep_last)
+
+
+def test_prices_of_today_stand_before_the_dated_ones(files: Files) -> None:
+    """The user's own go first; a price that AWS was asked for and does not have is unknown."""
+    today = {
+        "p5.48xlarge": Price(60.0, "hour", "us-east-1", "2026-11-26", PRICE_LIST),
+        "spot:p5.48xlarge": Price(20.0, "hour", "us-east-1b", "2026-11-26", SPOT_HISTORY),
+    }
+    request = files.plan().request
+    on_demand, spot, block, _ = plan(replace(request, today=today)).outcomes
+    assert [(one.rate.usd_hour, one.rate.origin) for one in (on_demand, spot)] == [
+        (60.0, "list of 2026-11-26"),
+        (20.0, "list of 2026-11-26, us-east-1b's"),
+    ]
+    assert block.rate.usd_hour == 31.464
+    given = plan(replace(request, today=today, prices={"spot": 9.0})).outcomes
+    assert given[1].rate.usd_hour == 9.0
+    assert plan(replace(request, today=dict.fromkeys(today))).outcomes[0].rate.usd_hour is None
 
 
 def test_checkpoint_follows_from_parameters_and_rates(files: Files) -> None:

@@ -71,6 +71,15 @@ def test_time_after_a_stop_is_not_paid() -> None:
     assert (noticed.interruptions, noticed.node_hours) == (1, pytest.approx(2.0))
 
 
+def test_pause_of_a_growth_is_paid_and_no_interruption() -> None:
+    first, second = LAUNCHES[0] | {"code": 85, "grows_to": 3}, LAUNCHES[1]
+    grown = spent([first, second], GENERATIONS, 50, 36.0)
+    assert (grown.interruptions, grown.node_hours) == (0, pytest.approx(2.0))
+    assert next(share.usd for share in grown.shares if share.name == "between launches, after growth") > 0
+    noticed = spent([first | {"noticed": ["a"]}, second], GENERATIONS, 50, 36.0)
+    assert (noticed.interruptions, noticed.node_hours) == (1, pytest.approx(2.0))
+
+
 def test_idle_nodes_are_paid_too() -> None:
     without = [launch | {"idle": []} for launch in LAUNCHES]
     assert spent(without, GENERATIONS, 50, 36.0).node_hours == pytest.approx(1.5)

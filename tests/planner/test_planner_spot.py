@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from infra.catalog.prices import price
 from lustrain.problem import UserError
 from planner import tasks
 from planner.flags import SpotAdviceFlags
+from planner.online import changes_of
 from planner.spot import advice, markets, read_history
+from tests.infra.test_preflight_online import aws_that_says
 
 
 def row(day: int, usd: object, zone: str = "us-east-1a", **more: object) -> dict[str, Any]:
@@ -54,6 +57,47 @@ def test_single_price_is_a_market(tmp_path: Path) -> None:
     answer = tasks.spot_advice.body.__wrapped__(SpotAdviceFlags(str(tmp_path / "history.json")))
     assert any("cheaper on average" in line for line in answer.lines)
     assert json.loads(json.dumps(answer.data))["markets"][0]["zone"] == "us-east-1a"
+
+
+def test_online_types_stand_in_place_of_a_file() -> None:
+    rows = [row(5, 10), row(4, 50), row(1, 10)]
+    for one in rows:
+        one["Timestamp"] = datetime.fromisoformat(one["Timestamp"])
+    answered = ("ec2", "describe_spot_price_history", {"SpotPriceHistory": rows})
+    changes = changes_of(SpotAdviceFlags(" p5.48xlarge"), connect=lambda region: aws_that_says([answered]))
+    assert [market.mean for market in markets(changes)] == [20.0]
+    assert [(change.type, change.usd) for change in changes] == [("p5.48xlarge", usd) for usd in (10.0, 50.0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ({"history": "history.json,"}, "HISTORY"),
+        ({"history": "p5.48xlarge"}, "HISTORY"),
+        ({"history": "p5.48xlarge", "days": "91"}, "--days"),
+        ({"history": "p5.48xlarge", "region": "us-esat-1"}, "--region"),
+    ],
+)
+def test_history_that_aws_cannot_have_is_one_line(flags: dict[str, str], path: str) -> None:
+    none = ("ec2", "describe_spot_price_history", {"SpotPriceHistory": []})
+    with pytest.raises(UserError) as error:
+        changes_of(SpotAdviceFlags(**flags), connect=lambda region: aws_that_says([none]))
+    assert [line.path for line in error.value.problems] == [path]
+
+
+def test_type_without_a_history_is_named() -> None:
+    rows = [{**row(1, 10), "Timestamp": datetime.fromisoformat("2026-11-01T00:00:00+00:00")}]
+    answered = ("ec2", "describe_spot_price_history", {"SpotPriceHistory": rows})
+    with pytest.raises(UserError) as error:
+        changes_of(SpotAdviceFlags("p5.48xlarge,p5.typo"), connect=lambda region: aws_that_says([answered]))
+    assert "p5.typo" in error.value.problems[0]
+
+
+@pytest.mark.parametrize("flags", [{"region": "us-east-1"}, {"days": "3"}])
+def test_flag_for_aws_is_refused_with_a_file(flags: dict[str, str]) -> None:
+    with pytest.raises(UserError) as error:
+        tasks.spot_advice.body.__wrapped__(SpotAdviceFlags("history.json", **flags))
+    assert [line.path for line in error.value.problems] == [f"--{key}" for key in flags]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def _report(results: Sequence[SceneResult]) -> None:
         for one in results
     ]
     lines = table(heads, rows, right={"time", "tests"})
+    lines += [f"{one.scene.name}: {name}: {value}" for one in results for name, value in one.count.figures.items()]
     lines.append(f"{len(results)} scenes in {duration_text(sum(one.seconds for one in results))}")
     print(*lines, sep="\n", flush=True)
     (FOLDER / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -44,7 +44,9 @@ class _Results:
         self._worst[report.nodeid] = outcome, seconds + report.duration, why
         if report.when == "teardown":
             outcome, seconds, why = self._worst.pop(report.nodeid)
-            self._write({"test": report.nodeid, "outcome": outcome, "seconds": round(seconds, 1), "why": why})
+            row = {"test": report.nodeid, "outcome": outcome, "seconds": round(seconds, 1), "why": why}
+            # What a test has measured, by pytest's `record_property`: for people, no verdict.
+            self._write(row | ({"figures": dict(report.user_properties)} if report.user_properties else {}))
 
     def _write(self, row: dict[str, object]) -> None:
         with self._file.open("a") as file:

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Count:
     failed: int = 0
     whys: tuple[str, ...] = ()
     """A line for each test that failed or was skipped."""
+    figures: Mapping[str, object] = field(default_factory=dict)
+    """What the tests have measured, by its name."""
 
     @property
     def ended(self) -> int:
@@ -120,6 +122,7 @@ def read(results: Path) -> Count:
         next((row["collected"] for row in rows if "collected" in row), 0),
         *(outcomes.count(outcome) for outcome in ("passed", "skipped", "failed")),
         tuple(f"{row['test']}: {row['why']}" for row in rows if row.get("outcome") in ("skipped", "failed")),
+        {name: value for row in rows for name, value in row.get("figures", {}).items()},
     )
 
 
@@ -173,4 +176,5 @@ def as_dict(result: SceneResult) -> dict[str, Any]:
         "logs": str(result.logs),
         "kept": str(result.kept) if result.kept else None,
         "whys": list(result.count.whys),
+        "figures": dict(result.count.figures),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -25,6 +26,8 @@ class TinyOptions(Section):
     """SIGUSR1 arrives with this training batch of the attempt, as a scheduler sends it; 0 for never."""
     hold: str = ""
     """A file that training waits for before its 100th batch of an attempt: what a test does until then falls into the run."""
+    reads: str = ""
+    """A folder with a file for each rank, of which each training batch reads: a storage that a test can make slow."""
     held_out: Literal["0", "nan", "inf", "-inf"] = "0"
     """What is added to the loss of every held-out sample."""
     spoiled: int = -1
@@ -60,6 +63,8 @@ class Tiny(Task):
             signal.raise_signal(signal.SIGUSR1)
         while self.batches == 100 and self.options.hold and not Path(self.options.hold).exists():
             time.sleep(0.01)
+        if self.options.reads:
+            Path(self.options.reads, os.environ["RANK"]).read_bytes()
         batch = self._batch(ids, 0.0)
         noise = np.random.standard_normal(WIDTH).astype(np.float32) * random.random()
         weight = torch.ones(len(ids), 1)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lustrain.problem import UserError, problem
 from trainer.metrics.alerts import Firing, names
@@ -64,12 +64,16 @@ def draw_run(
     story = story_of(store, began)
     if not story.steps:
         raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
-    figure = draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts)
+    write_figure(draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts), path)
+    return story
+
+
+def write_figure(figure: Figure, path: Path, flag: str = "--output") -> None:
+    """Write a figure into a file whose ending names its kind; UserError names the flag that gave the file."""
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:
-        raise UserError(problem("--output", str(path), f"cannot be written: {error.strerror}")) from error
-    return story
+        raise UserError(problem(flag, str(path), f"cannot be written: {error.strerror}")) from error
 
 
 def story_of(store: ObjectStore, began: float | None = None) -> Timeline:
@@ -78,14 +82,14 @@ def story_of(store: ObjectStore, began: float | None = None) -> Timeline:
     return timeline(steps, read_events(store), attempts, began)
 
 
-def output_problems(path: Path) -> list[str]:
-    """Why a figure cannot be written to `path`, or why none can be drawn at all."""
+def output_problems(path: Path, flag: str = "--output") -> list[str]:
+    """Why a figure cannot be written to `path`, which `flag` gave, or why none can be drawn at all."""
     if find_spec("matplotlib") is None:
         return [problem("plot", "matplotlib", "is not installed", fix="pip install 'lustrain[plot]'")]
     if path.suffix.lower() not in KINDS:
-        return [problem("--output", str(path), "unknown kind of picture", allowed=", ".join(KINDS))]
+        return [problem(flag, str(path), "unknown kind of picture", allowed=", ".join(KINDS))]
     if not path.absolute().parent.is_dir():
-        return [problem("--output", str(path), "its folder does not exist", fix=f"mkdir -p {path.parent}")]
+        return [problem(flag, str(path), "its folder does not exist", fix=f"mkdir -p {path.parent}")]
     return []
 
 
@@ -101,15 +105,10 @@ def summary(story: Timeline) -> str:
 def draw(story: Timeline, *, title: str, alerts: Sequence[Firing] | None = None) -> Figure:
     """Draw the figure: loss, throughput and goodput by step, with attempts shaded and interruptions marked; below them, unless
     None, alerts by time."""
-    # Where it may not keep its list of fonts it makes a folder for this time, and would warn of that and of each missing font.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    heights = [2.2, 1.0, *([0.8] if story.goodput else []), *([] if alerts is None else [alerts_height(alerts)])]
+    figure = new_figure(10, 6 + 1.8 * sum(heights[2:]))
     from matplotlib.ticker import MaxNLocator
 
-    heights = [2.2, 1.0, *([0.8] if story.goodput else []), *([] if alerts is None else [alerts_height(alerts)])]
-    figure = Figure(figsize=(10, 6 + 1.8 * sum(heights[2:])), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     panels = list(figure.subplots(len(heights), 1, height_ratios=heights))
     fired = [] if alerts is None else [panels.pop()]
     loss, speed, *share = panels
@@ -126,17 +125,37 @@ def draw(story: Timeline, *, title: str, alerts: Sequence[Firing] | None = None)
         axes.set_xlim(story.steps[0] - margin, story.steps[-1] + margin)
         axes.tick_params(axis="x", labelbottom=axes is panels[-1])
     for axes in (*panels, *fired):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=MUTED, labelcolor=INK)
-        axes.grid(axis="y", color="#d9e0e7", linewidth=0.6)
-        axes.set_axisbelow(True)
+        style_axes(axes)
     name_attempts(loss, story)
     draw_marks(loss, story)
     loss.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
     panels[-1].set_xlabel("step", color=INK)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    set_title(figure, title)
     loss.set_title(summary(story), loc="left", fontsize=9.5, color=MUTED, pad=30 if len(story.spans) > 1 else 8)
     return figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches, which needs no screen."""
+    # Where it may not keep its list of fonts it makes a folder for this time, and would warn of that and of each missing font.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def set_title(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+
+
+def style_axes(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=MUTED, labelcolor=INK)
+    axes.grid(axis=grid, color="#d9e0e7", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def draw_loss(axes: Axes, story: Timeline) -> None:

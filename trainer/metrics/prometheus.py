@@ -35,7 +35,7 @@ def package_problems(port: int) -> list[str]:
         import prometheus_client  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a broken package may raise anything while it is imported
         why = f"the prometheus-client package cannot be imported ({type(error).__name__}: {error})"
-        fix = "pip install 'lustrain[metrics]', or metrics.prometheus_port = 0"
+        fix = "pip install --force-reinstall prometheus-client, or metrics.prometheus_port = 0"
         return [problem("metrics.prometheus_port", port, why, fix=fix)]
     return []
 

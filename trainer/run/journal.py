@@ -98,8 +98,9 @@ def begin(store: ObjectStore, nodes: Sequence[str], by: str, idle: Sequence[str]
     return number
 
 
-def finish(store: ObjectStore, number: int, code: int | None) -> dict[str, Any]:
-    """Add end and result to a launch's record; `code` is None where its launcher is gone.
+def finish(store: ObjectStore, number: int, code: int | None, grows_to: int = 0) -> dict[str, Any]:
+    """Add end and result to a launch's record; `code` is None where its launcher is gone, and `grows_to` the number of nodes
+    that the launch has made way for.
 
     Reports of the nodes come before `code`: a scheduler has its own code for a job that lost a node.
     """
@@ -107,6 +108,8 @@ def finish(store: ObjectStore, number: int, code: int | None) -> dict[str, Any]:
     if "ended" in record:
         return record
     record |= {"ended": time.time(), "code": code} | launch_result(store, record) | node_reports(store, record)
+    # Who stops a run while it makes way gives its nodes back.
+    record |= {"grows_to": grows_to} if grows_to and not stopped(store) else {}
     try:
         store.put(attempt_key(number), encode_record(record), if_match=etag)
     except PreconditionError:
@@ -247,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = {"attempt": begin(store, given["nodes"], given["by"], given.get("idle", ()))}
     elif args.do == "finish":
         given = json.load(sys.stdin)
-        answer = finish(store, given["attempt"], given["code"])
+        answer = finish(store, given["attempt"], given["code"], given.get("grows_to", 0))
     else:
         answer = {"attempts": load_and_close_stale(store), "stop": stopped(store)}
     print(json.dumps(answer))

@@ -14,7 +14,7 @@ from botocore.parsers import ResponseParserError
 
 from infra.finding import finding
 from infra.preflight.rule import Context, Rule
-from lustrain.problem import LONGEST_VALUE, Problem, is_page, without_page
+from lustrain.problem import LONGEST_VALUE, Problem, UserError, is_page, without_page
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
 """Seconds for one question; ours: users do not wait for a preflight that hangs."""
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+NO_ONE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "AuthFailure"})
 
 NOT_IMPLEMENTED = "NotImplemented"
 """What an emulation answers to a question that it leaves out (infra.local.errors.py)."""
@@ -75,7 +77,9 @@ class Aws:
     efs: Any = _client_of("efs")
     fsx: FSxClient = _client_of("fsx")
     iam: IAMClient = _client_of("iam")
+    identity_center: Any = _client_of("sso-admin")
     logs: Any = _client_of("logs")
+    pricing: Any = _client_of("pricing")
     quotas: ServiceQuotasClient = _client_of("service-quotas")
     s3: S3Client = _client_of("s3")
     sagemaker: SageMakerClient = _client_of("sagemaker")
@@ -107,6 +111,14 @@ class Aws:
                     client.meta.events.register("before-parse", _no_pages)
                 self._clients[service] = client
             return self._clients[service]
+
+
+def connect(region: str) -> Aws:
+    """Return clients of the region; UserError when the named profile does not exist or is broken."""
+    try:
+        return Aws(region)
+    except BotoCoreError as error:
+        raise UserError(f"AWS profile: {error}; fix: set AWS_PROFILE to a profile of ~/.aws/config") from None
 
 
 def answered(

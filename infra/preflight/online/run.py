@@ -14,8 +14,8 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, suppress
-from infra.preflight.online import access, capacity, instances, leftovers, network, scheduler, storage
-from infra.preflight.online.client import WHOLE, Aws, NotAwsError, ask, code_of, unknown
+from infra.preflight.online import access, capacity, instances, leftovers, network, scheduler, storage, watch
+from infra.preflight.online.client import EXPIRED, NO_ONE, WHOLE, Aws, NotAwsError, ask, code_of, unknown
 from infra.preflight.report import UNREACHED
 from infra.preflight.rule import Context, Rule
 from lustrain.problem import Problem, UserError
@@ -30,22 +30,13 @@ ONLINE: Mapping[str, Rule] = {
         storage.RULES,
         access.RULES,
         leftovers.RULES,
+        watch.RULES,
     )
     for rule in family
 }
 AT_ONCE = 8
 PATIENCE_S = 90.0
 """For all rules together; ours. SageMaker's quotas alone are some thirty pages."""
-EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
-NO_ONE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "AuthFailure"})
-
-
-def connect(region: str) -> Aws:
-    """Return clients of the region; UserError when the named profile does not exist or is broken."""
-    try:
-        return Aws(region)
-    except BotoCoreError as error:
-        raise UserError(f"AWS profile: {error}; fix: set AWS_PROFILE to a profile of ~/.aws/config") from None
 
 
 def whoami(aws: Aws) -> Place | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from infra.catalog.botocore_data import regions_with
 from infra.config import MONITOR, ClusterSpec, Monitor
 from infra.finding import finding
 from infra.preflight.rule import Context, Family, Problems, groups
@@ -9,9 +10,10 @@ from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 
 OURS = "infra/plan/watch/machine.py"
 HERE = "observability"
-SIGN_IN = "https://docs.aws.amazon.com/grafana/latest/userguide/authentication-in-AMG-SSO.html"
+QUERY = "https://docs.aws.amazon.com/prometheus/latest/userguide/AMP-amg.html"
 ADDON = "https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-observability-addon-setup.html"
 ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/prometheus-service.html"
+GRAFANA_ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/grafana-service.html"
 RULES = Family()
 
 
@@ -24,19 +26,21 @@ def nothing_to_show(spec: ClusterSpec, context: Context) -> Problems:
         yield finding(f"{HERE}.grafana", "self shows what Prometheus has, and prometheus is none", fix)
 
 
-@RULES.add("OBS-002", "Grafana is not `managed`: the stack makes no such workspace yet.", SIGN_IN, judgement=True)
+@RULES.add(
+    "OBS-002", "A managed Grafana has a workspace of Prometheus to query: no port of the monitor is open.", QUERY
+)
 def managed_grafana(spec: ClusterSpec, context: Context) -> Problems:
-    if spec.observability.grafana == "managed":
-        message = "Amazon Managed Grafana signs in by IAM Identity Center or SAML, which nothing here sets up yet"
-        fix = "set grafana: self; or none, and add the workspace of prometheus: amp to a Grafana of yours"
-        yield finding(f"{HERE}.grafana", message, fix)
+    watch = spec.observability
+    if watch.grafana == "managed" and watch.prometheus != "amp":
+        message = f"managed does not reach what prometheus: {watch.prometheus} has"
+        yield finding(f"{HERE}.grafana", message, "set observability.prometheus: amp, or grafana: self or none")
 
 
 @RULES.add("OBS-003", "On EKS, AWS's add-on scrapes: there is no monitor.", ADDON, judgement=True)
 def no_monitor_on_eks(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "hyperpod-eks":
         return
-    fixes = {"prometheus": "amp, into which HyperPod's add-on writes, or none", "grafana": "none"}
+    fixes = {"prometheus": "amp, into which HyperPod's add-on writes, or none", "grafana": "managed, or none"}
     for key, fix in fixes.items():
         if getattr(spec.observability, key) == "self":
             yield finding(f"{HERE}.{key}", "self needs the monitor, which no stack with hyperpod-eks has", f"set {fix}")
@@ -102,3 +106,12 @@ def role_beside_users(spec: ClusterSpec, context: Context) -> Problems:
         message = "is the nodes' only: the stack makes a role of its own for the monitor, which needs the right to"
         fix = "allow it (fab deployer-policy), or set observability.prometheus: none, and suppress this"
         yield finding("access.node_role", message, fix)
+
+
+@RULES.add("OBS-011", "The region has Amazon Managed Grafana.", GRAFANA_ENDPOINTS)
+def grafana_in_region(spec: ClusterSpec, context: Context) -> Problems:
+    region = context.region
+    if spec.observability.grafana == "managed" and region and region not in regions_with("grafana"):
+        message = f"Amazon Managed Grafana is not offered in {region}"
+        fix = "set it to self or none; or suppress this where AWS offers it by now"
+        yield finding(f"{HERE}.grafana", message, fix)
