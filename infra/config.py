@@ -34,6 +34,8 @@ CONTROLLER_ROOT_GIB = 100
 """The root disk: the image, logs, and what people put into their homes where none are shared."""
 MONITOR = "monitor"
 """Name of the machine that scrapes a cluster's nodes."""
+MONITOR_ROOT_GIB = 20
+"""The image and packages; what is kept lies on the data volume."""
 
 Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2"]
 DraEvent = Literal["NEW", "CHANGED", "DELETED"]
@@ -272,10 +274,10 @@ class Machine(Section):
     image_id: Annotated[str, id_of("ami", "an image")] | None = None
     """Default: Ubuntu 24.04 for the type's architecture."""
 
-    def group(self, name: str, role: GroupRole, **others: Any) -> Group:
-        """Return it as a group of one."""
-        made = {"name": name, "role": role, "instance_type": self.type, "image_id": self.image_id, **others}
-        return Group(count=1, threads_per_core=2, efa=False, **made)
+    def group(self, name: str, role: GroupRole, root_gib: int) -> Group:
+        """Return it as a group of one; nodes have larger root disks."""
+        facts: Any = {"instance_type": self.type, "image_id": self.image_id, "threads_per_core": 2, "efa": False}
+        return Group(name=name, role=role, count=1, **facts).model_copy(update={"root_volume_gib": root_gib})
 
 
 class Monitor(Machine):
@@ -528,7 +530,7 @@ class ClusterSpec(Section):
         """Slurm's controller on EC2, as a group of one machine; it is no Auto Scaling group and not among `groups`."""
         if self.scheduler is None or self.hyperpod:
             return None
-        return self.scheduler.controller.group(CONTROLLER, "controller", root_volume_gib=CONTROLLER_ROOT_GIB)
+        return self.scheduler.controller.group(CONTROLLER, "controller", CONTROLLER_ROOT_GIB)
 
     @property
     def all_groups(self) -> tuple[Group, ...]:
@@ -540,7 +542,7 @@ class ClusterSpec(Section):
         """The machine that scrapes the nodes, as a group of one; it is no node of the cluster and not among `all_groups`."""
         if self.observability.prometheus == "none" or self.backend == "hyperpod-eks":
             return None
-        return self.observability.monitor.group(MONITOR, "login")
+        return self.observability.monitor.group(MONITOR, "login", MONITOR_ROOT_GIB)
 
     def goes_to_zero(self, group: Group) -> bool:
         """Return whether the stack's Slurm makes and ends the group's machines, as jobs need them."""

@@ -110,6 +110,10 @@ class Group(Section):
     taints: tuple[Taint, ...] = ()
 
     @property
+    def slurm_partition(self) -> str:
+        return self.partition or self.name
+
+    @property
     def ec2_type(self) -> str:
         return self.instance_type.removeprefix("ml.")
 

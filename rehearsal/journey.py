@@ -170,7 +170,7 @@ def interrupt(journey: Journey) -> None:
 
 
 def resume_with_other_ranks(journey: Journey) -> None:
-    title = f"attempt 3 again, from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
+    title = f"resume from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
     with journey.stage(title, real="verified load, resharding", emulated="S3") as stage:
         stage["outcome"] = finish(journey, "other-world", OTHER_RANKS)
 

@@ -23,13 +23,14 @@ from infra.local.engine import engine_missing
 from lustrain.cluster import to_json
 from rehearsal import proof
 from rehearsal.lab import nodes, slurm
-from rehearsal.lab.instance import BOOT_LOG, attach_volume, boot_by, bring_image, give_address
+from rehearsal.lab.instance import BOOT_LOG, attach_volume, boot_by, bring_image, route, take_address
 from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab
 from rehearsal.lab.slurm import SHARED, Slurm
 from rehearsal.provision import instances_in_service
 from rehearsal.stages import CONFIG, EVERY_STEPS, INTERRUPTED, NOTICE_S, RANKS, Journey, newest_step
 from trainer.checkpoint.lineage.lease import committed
+from trainer.environment import SILENT
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.metrics.reader import read_events, read_generations, read_steps
 from trainer.run import journal
@@ -43,7 +44,6 @@ POLL_S = 0.3
 LAST_LINES = 2000
 """Characters of a log that an error shows."""
 JOB_ENDED = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT")
-DOWN = ("down", "drain")
 REAL = "Slurm, munge, user data, lifecycle bundle, agent"
 EMULATED = "EC2 (nodes of the lab), AWS's CLI, Secrets Manager, systemd"
 
@@ -89,14 +89,14 @@ class StackSlurm:
             instances = [self._output("controller"), *instances_in_service(self._journey.cluster)]
             with ThreadPoolExecutor(1 + RANKS) as pool:
                 booted = [pool.submit(self._boot, *pair) for pair in zip((controller, *first), instances, strict=True)]
-                ended = [one.result() for one in booted]
-            self._slurm.wait({node.name: "idle" for node in first}, PATIENCE_S)
-            states = self._slurm.states()
+                for one in booted:
+                    one.result()
+            states = self._slurm.wait({node.name: "idle" for node in first}, PATIENCE_S)
             figure = ", ".join(f"{name} {state}" for name, state in states.items())
-            stage["outcome"] = f"user data ended with {', '.join(map(str, ended))}; {figure}"
+            stage["outcome"] = figure
             self._journey.promise(
                 "nodes boot by the stack's user data and register with its Slurm, without manual steps",
-                not any(ended) and states == {node.name: "idle" for node in first},
+                set(states) == {node.name for node in first},
                 figure,
             )
 
@@ -108,26 +108,27 @@ class StackSlurm:
         real = "fab, sbatch, ranks on two nodes, EventBridge rule to SQS, IMDSv2 protocol, save, commit, drain"
         with journey.stage(title, real=real, emulated="EC2, metadata service, S3, SQS") as stage:
             self._submit()
-            self._wait(lambda: newest_step(journey) >= at)
+            self._expect(f"step {at} of the run", lambda: newest_step(journey) >= at)
             if journey.watch:
                 journey.watch.before_notice(lambda: self._runs() and newest_step(journey) < journey.steps // 2)
-            doomed = self._lab[journey.rng.choice(self._records()[-1]["nodes"])]
+            number = len(self._records()) - 1
+            doomed = self._lab[journey.rng.choice(self._records()[number]["nodes"])]
             journey.noticed = time.time()
             journey.aws.events.spot(doomed.instance, in_s=NOTICE_S)
-            # The node's own metadata tells nothing yet: what reaches the run now has come through the queue.
+            # The node's own metadata has no notice yet: one that reaches the run now came through the queue.
             by_queue = self._wait(lambda: self._noticed(doomed.instance))
             doomed.metadata().spot_notice(in_s=max(0.0, journey.noticed + NOTICE_S - time.time()))
-            self._wait(lambda: "ended" in self._records()[0])
-            first = self._records()[0]
+            self._expect("the end of the launch after its notice", lambda: "ended" in self._records()[number])
+            launch = self._records()[number]
             drained = self._wait(lambda: self._slurm.states().get(doomed.name, "").startswith("drain"))
-            self._wait(lambda: self._slurm.job(self._job)["JobState"] == "PENDING")
+            self._expect("the job in the queue again", lambda: self._state() == "PENDING")
             saved = committed(self._store)[-1].step
-            took = first["ended"] - journey.noticed
+            took = launch["ended"] - journey.noticed
             if journey.watch:
                 journey.watch.after_notice()
             self._end(doomed)
             stage["outcome"] = (
-                f"exit {first['code']} {took:.1f} s after the notice, step {saved} committed; "
+                f"exit {launch['code']} {took:.1f} s after the notice, step {saved} committed; "
                 f"{doomed.name} drained, the job back in the queue"
             )
             journey.promise(
@@ -135,11 +136,11 @@ class StackSlurm:
                 by_queue and drained,
                 f"spot interruption of {doomed.instance}",
             )
-            kept = first["code"] == EXIT_REQUEUE and saved >= at and took < NOTICE_S
+            kept = launch["code"] == EXIT_REQUEUE and saved >= at and took < NOTICE_S
             journey.promise(
                 "a notice ends in a committed checkpoint and exit 85, in time",
                 kept,
-                f"exit {first['code']} after {took:.1f} of {NOTICE_S:.0f} s",
+                f"exit {launch['code']} after {took:.1f} of {NOTICE_S:.0f} s",
             )
             return saved
 
@@ -153,17 +154,17 @@ class StackSlurm:
             second, third = self._lab.nodes[1 + RANKS :]
             known = {node.instance for node in self._lab.nodes}
             self._boot_replacement(second, known)
-            self._wait(lambda: newest_step(journey) >= at)
+            self._expect(f"step {at} of the run", lambda: newest_step(journey) >= at)
             lost = self._lab[journey.rng.choice(self._records()[-1]["nodes"])]
             self._end(lost)
             print(f"   {lost.name} has lost its power", flush=True)
             self._boot_replacement(third, {*known, second.instance})
             self._wait(lambda: not self._runs())
-            state, records = self._slurm.job(self._job), self._records()
+            state, records = self._state(), self._records()
             last = read_steps(self._store)[-1]
             places = " → ".join("+".join(record["nodes"]) for record in records)
-            stage["outcome"] = f"{state['JobState']}, step {last['step']}, loss {last['loss']:.3f}; nodes {places}"
-            done = state["JobState"] == "COMPLETED" and records[-1]["code"] == EXIT_DONE
+            stage["outcome"] = f"{state}, step {last['step']}, loss {last['loss']:.3f}; nodes {places}"
+            done = state == "COMPLETED" and records[-1]["code"] == EXIT_DONE
             journey.promise(
                 "a lost node is replaced by the stack, and the job goes on by itself to its end",
                 done and last["step"] == journey.steps and third.name in records[-1]["nodes"],
@@ -193,21 +194,20 @@ class StackSlurm:
                 figure,
             )
 
-    def _boot(self, node: Node, instance: str) -> int:
-        """Boot a machine as an instance of the stack and return the exit status of its user data. RuntimeError with its log."""
+    def _boot(self, node: Node, instance: str) -> None:
+        """Boot a machine as an instance of the stack, by its user data. RuntimeError with the log where that fails."""
         node.instance = instance
         node.boot()
         bring_image(node, self._journey.environment)
-        address = str(self._journey.cluster.slurm and self._journey.cluster.slurm.controller)
-        controller = self._lab.nodes[0]
-        give_address(controller, address, (node,) if node is not controller else ())
-        if node is controller:
+        if node is self._slurm.controller:
+            take_address(node, self._controller_address)
             attach_volume(node, self._output("slurmState"))
+        else:
+            route(node, self._controller_address, self._slurm.controller)
         done = boot_by(node, self._user_data(instance))
         if done.returncode:
             log = node.read(BOOT_LOG)[-LAST_LINES:]
             raise RuntimeError(f"{node.name}, {instance}: its user data ended with {done.returncode}\n{log}")
-        return done.returncode
 
     def _end(self, node: Node) -> None:
         """Cut a machine from power and end its instance, so that Auto Scaling launches another one now."""
@@ -222,14 +222,19 @@ class StackSlurm:
             fresh[:] = [one for one in instances_in_service(self._journey.cluster) if one not in known]
             return bool(fresh)
 
-        if not self._wait(launched):
-            raise RuntimeError("the group has launched no instance in place of the one that is gone")
+        self._expect("an instance in place of the one that is gone", launched)
         print(f"   {node.name} boots as {fresh[0]}", flush=True)
         self._boot(node, fresh[0])
 
     def _user_data(self, instance: str) -> str:
         answer = self._ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData")
         return base64.b64decode(answer["UserData"]["Value"]).decode()
+
+    @property
+    def _controller_address(self) -> str:
+        slurm_of_stack = self._journey.cluster.slurm
+        assert slurm_of_stack is not None
+        return str(slurm_of_stack.controller)
 
     def _output(self, name: str) -> str:
         provisioned = self._journey.provisioned
@@ -255,12 +260,14 @@ class StackSlurm:
             "HOME": "/root",
             "PYTHONPATH": str(ROOT),
             "GLOO_SOCKET_IFNAME": "eth0",
-            # As the reference's: sums should be taken alike.
-            "OMP_NUM_THREADS": "1",
+            # As the reference's, for the same sums, and patience with ranks that this machine does not let run.
+            **{name: self._journey.environment[name] for name in ("OMP_NUM_THREADS", SILENT)},
         }
-        given = " ".join(f"{name}={value}" for name, value in variables.items())
-        line = f"cd {SHARED} && exec env -i {given} fab -r {ROOT} {shlex.join(words)} --json"
-        done = self._slurm.controller.exec("sh", "-c", line, check=False, timeout=PATIENCE_S)
+        given = [f"{name}={value}" for name, value in variables.items()]
+        command = shlex.join(["env", "-i", *given, "fab", "-r", str(ROOT), *words, "--json"])
+        done = self._slurm.controller.exec(
+            "sh", "-c", f"cd {SHARED} && exec {command}", check=False, timeout=PATIENCE_S
+        )
         if done.returncode:
             raise RuntimeError(f"fab {words[0]} ended with {done.returncode}: {done.stdout}{done.stderr[-LAST_LINES:]}")
         answer: Mapping[str, Any] = json.loads(done.stdout)
@@ -273,8 +280,20 @@ class StackSlurm:
         events = read_events(self._store)
         return any(event["event"] == "notice" and event.get("instance_id") == instance for event in events)
 
+    def _state(self) -> str:
+        """Return the job's state; empty while the controller, on a busy machine, answers too late."""
+        try:
+            return self._slurm.job(self._job)["JobState"]
+        except RuntimeError:
+            return ""
+
     def _runs(self) -> bool:
-        return self._slurm.job(self._job)["JobState"] not in JOB_ENDED
+        return self._state() not in JOB_ENDED
+
+    def _expect(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait for what the next step needs. RuntimeError where the job ends, or patience does, before it comes."""
+        if not self._wait(condition):
+            raise RuntimeError(f"waited in vain for {what}; job {self._job} is {self._state()}")
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         """Wait until a condition holds, while the job waits or runs; return whether it does."""

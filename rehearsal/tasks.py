@@ -37,7 +37,8 @@ def rehearse(flags: RehearseFlags) -> TaskResult:
         raise UserError(f"--slurm: {reason}")
     # What ends this program in another way than Ctrl-C takes the job, the nodes and the engine down too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(f"rehearsal with seed {seed}: four to ten minutes on two cores", flush=True)
+    usual = "some more than four to ten" if flags.slurm else "four to ten"
+    print(f"rehearsal with seed {seed}: {usual} minutes on two cores", flush=True)
     picture = REPORT.with_suffix(".png")
     journey = run_journey(steps, seed, picture, slurm=flags.slurm)
     show(journey.stages, journey.promises)

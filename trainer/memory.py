@@ -10,7 +10,7 @@ import torch
 
 MEMINFO, OWN_CGROUP, CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _RECLAIMABLE = ("inactive_file", "active_file")
-"""Of a cgroup's memory.stat, https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files"""
+"""File pages of a control group and those below it, in its memory.stat; in version 1 `total_` stands before these names."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def host_memory(meminfo: Path = MEMINFO, own_cgroup: Path = OWN_CGROUP, cgroups:
 def available_memory(meminfo: Path = MEMINFO, own_cgroup: Path = OWN_CGROUP, cgroups: Path = CGROUPS) -> int | None:
     """Return the bytes available without swapping or meeting a control group's limit; None where that is unknown."""
     free = [limit - used for limit, used in _limits(own_cgroup, cgroups)]
-    if available := _pairs(meminfo, unit=1024).get("MemAvailable:"):
+    if (available := _pairs(meminfo, unit=1024).get("MemAvailable:")) is not None:
         free.append(available)
     return min(free, default=None)
 
@@ -62,13 +62,14 @@ def _limits(own_cgroup: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
             continue
         root = cgroups / "memory" if first else cgroups
         most, now = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+        reclaimable = [f"total_{name}" if first else name for name in _RECLAIMABLE]
         # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
         own = root if ".." in Path(path).parts else root / path.lstrip("/")
         for folder in (own, *own.parents):
             if folder.is_relative_to(root) and (limit := _number(folder / most)) is not None:
                 # The kernel frees file pages before it enforces the limit; shared memory is not among them.
-                cached = _pairs(folder / "memory.stat")
-                yield limit, (_number(folder / now) or 0) - sum(cached.get(name, 0) for name in _RECLAIMABLE)
+                pages = _pairs(folder / "memory.stat")
+                yield limit, (_number(folder / now) or 0) - sum(pages.get(name, 0) for name in reclaimable)
 
 
 def _number(path: Path) -> int | None:
@@ -84,6 +85,6 @@ def _pairs(path: Path, unit: int = 1) -> dict[str, int]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="replace").splitlines()
     except OSError:
         return []

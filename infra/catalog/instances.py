@@ -64,6 +64,11 @@ class Instance:
     cards: tuple[Card, ...]
     network_gbit: float = 0.0
 
+    @property
+    def accelerator_count(self) -> int:
+        """Accelerators of all kinds."""
+        return sum(accelerator.count for accelerator in self.accelerators)
+
 
 @dataclass(frozen=True)
 class Snapshot:

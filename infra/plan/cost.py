@@ -21,7 +21,6 @@ from infra.plan.nodes.auto_scaling import ROOT_IOPS, ROOT_MB_S
 from infra.plan.stack import Plan
 from infra.plan.storage.home import EfsPlan, OpenZfsPlan
 from infra.plan.storage.lustre import LustrePlan
-from infra.plan.watch.machine import ROOT_GIB
 
 BASE_IOPS, BASE_MB_S = 3000, 125
 """What every gp3 volume has without extra charge (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html)."""
@@ -195,12 +194,13 @@ def _group(spec: ClusterSpec, group: Group, prices: RegionPrices) -> Iterator[Pa
 
 def _machines(spec: ClusterSpec, prices: RegionPrices) -> Iterator[Part]:
     """Yield Slurm's controller on EC2 with its volumes and its secret, and the monitor with its volumes."""
-    found: list[tuple[Group, str, int, int]] = []
+    found: list[tuple[Group, str, int]] = []
     if (group := spec.controller) and spec.scheduler:
-        found.append((group, "Slurm's controller", group.root_volume_gib, spec.scheduler.controller.state_gib))
+        found.append((group, "Slurm's controller", spec.scheduler.controller.state_gib))
     if group := spec.monitor:
-        found.append((group, "Prometheus", ROOT_GIB, spec.observability.monitor.disk_gib))
-    for group, what, root, data in found:
+        found.append((group, "Prometheus", spec.observability.monitor.disk_gib))
+    for group, what, data in found:
+        root = group.root_volume_gib
         secrets = int(group.role == "controller")
         disks = f"{root} and {data} GiB of gp3{', a secret' if secrets else ''}"
         yield _part(prices, group.name, f"1 x {group.ec2_type}, {what}", {group.ec2_type: 1})

@@ -309,8 +309,8 @@ def _workspace(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 def _grafana(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     """Allow to enrol the workspace in IAM Identity Center, as it does with the rights of its maker: the actions on which
     CreateWorkspace and DeleteWorkspace depend
-    (https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonmanagedgrafana.html; that of DeleteWorkspace is
-    from memory), and those that read the enrolment
+    (https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonmanagedgrafana.html; that of DeleteWorkspace
+    is from memory), and those that read the enrolment
     (https://docs.aws.amazon.com/aws-managed-policy/latest/reference/AWSGrafanaWorkspacePermissionManagementV2.html)."""
     kept = """DescribeWorkspace UpdateWorkspace DeleteWorkspace DescribeWorkspaceAuthentication
         UpdateWorkspaceAuthentication DescribeWorkspaceConfiguration UpdateWorkspaceConfiguration ListPermissions

@@ -78,8 +78,8 @@ def _scaling(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         return
     arns = [place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name}-gang-*") for name in names]
     own = {"StringEquals": {f"autoscaling:ResourceTag/{COST_TAG}": spec.name}}
-    sizes = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
-    yield allow("Scale", sizes, arns, own)
+    sizes = ["SetDesiredCapacity", "SetInstanceProtection", "TerminateInstanceInAutoScalingGroup"]
+    yield allow("Scale", [f"autoscaling:{action}" for action in sizes], arns, own)
     look = ["autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities"]
     yield allow("ScaleLook", [*look, "ec2:DescribeInstances"], "*")
 

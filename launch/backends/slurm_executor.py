@@ -51,24 +51,25 @@ JOURNAL_CALL_S = 300
 POLL_S = 5.0
 WATCHERS = 3
 WATCH = """lost() {
-    job=$(scontrol --oneliner show job "$2") && nodes=${job##* NodeList=} && nodes=${nodes%% *} || return 1
-    case "nodes=$nodes $job" in
-        "nodes= "* | "nodes=(null) "* | *JobState=CANCELLED*) return 1 ;;
+    job=$(scontrol --oneliner show job "$2") || return 1
+    case "$job" in
+        *" JobState=RUNNING "*"Restarts=$3 "*" NodeList="[!" ("]*) ;;
+        *" Reason=JobLaunchFailure "*"Restarts=$3 "*" NodeList="[!" ("]*) ;;
+        *) return 1 ;;
     esac
-    ! scontrol show hostnames "$nodes" | grep -qx "$1"
+    nodes=${job##* NodeList=}
+    nodes=$(scontrol show hostnames "${nodes%% *}") || return 1
+    for node in $nodes; do
+        [ "$node" != "$1" ] || return 1
+    done
 }
-trap 'lost "$1" "$2" && scontrol requeue "$2"; exit' TERM
+trap 'lost "$@" && scontrol requeue "$2"; exit' TERM
 while sleep 10; do
-    if lost "$1" "$2"; then
-        scontrol requeue "$2" && exit
-    fi
-    state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
-    case "$state" in
-        "" | *down* | *drained*) scontrol requeue "$2" && exit ;;
-    esac
+    lost "$@" && scontrol requeue "$2" && exit
 done"""
-"""A job has lost its host once that is not among its nodes any more, also where it is back: then Slurm kills the script there
-and fails the job, at whose end this gets SIGTERM."""
+"""Requeues start $3 of job $2 once Slurm has taken host $1 out of it, also where that host is back: then Slurm kills the script
+there and ends the job, of which this learns by SIGTERM. Whatever else ends a job, as scancel, gives it another reason. Its list
+of nodes says nothing then: it loses each node that is done."""
 
 
 STEP_NAMES = ("LUSTRAIN_ATTEMPT", "SLURMD_NODENAME", "SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
@@ -326,7 +327,7 @@ class Allocation:
         with suppress(TemporarilyUnavailable):
             partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
             known = {*_output("sinfo", "--noheader", "--Node", partition, "--format=%N").split()}
-            return nodes if len(known - {*nodes}) >= min_nodes else ()
+            return nodes if len(known - {*nodes, *self.unfit_nodes}) >= min_nodes else ()
         return nodes
 
     def _free_nodes(self) -> list[str]:
@@ -398,7 +399,7 @@ class Allocation:
         if self._watch is not None:
             _, errors = self._watch.communicate()
             log(f"no node watched over {host} for a while: {' '.join(errors.decode(errors='replace').split()[:40])}")
-        command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, job_id()]
+        command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, job_id(), str(restarts())]
         watch = [*self._step_words(others), "--gres=none", "--kill-on-bad-exit=0", *command]
         # It ends with the job, which Slurm prints as an error.
         self._watch = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)

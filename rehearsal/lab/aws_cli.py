@@ -48,10 +48,10 @@ def _copy(words: Sequence[str]) -> None:
     prefix = f"{prefix.rstrip('/')}/" if prefix else ""
     client = boto3.client("s3")
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for found in page.get("Contents", []):
-            target = args.folder / found["Key"].removeprefix(prefix)
+        for item in page.get("Contents", []):
+            target = args.folder / item["Key"].removeprefix(prefix)
             target.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(bucket, found["Key"], str(target))
+            client.download_file(bucket, item["Key"], str(target))
 
 
 def _get_secret(words: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ which are in a file, and the state volume, whose content is a folder that all no
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,15 +42,18 @@ def bring_image(node: Node, environment: Mapping[str, str]) -> None:
     keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
     lines = [f"{key.lower()} = {environment[key]}\n" for key in keys if key in environment]
     node.write("/root/.aws/credentials", f"[default]\n{''.join(lines)}", 0o600)
-    program = f'exec {sys.executable} -P {Path(aws_cli.__file__).resolve()} "$@"'
-    node.write("/usr/local/bin/aws", f"#!/bin/sh\nexport HOME=/root\n{program}\n", 0o755)
+    program = shlex.join([sys.executable, "-P", str(Path(aws_cli.__file__).resolve())])
+    node.write("/usr/local/bin/aws", f'#!/bin/sh\nexport HOME=/root\nexec {program} "$@"\n', 0o755)
 
 
-def give_address(node: Node, address: str, others: tuple[Node, ...]) -> None:
-    """Give a node a further address, as that of its network interface in AWS, and let others find it there."""
+def take_address(node: Node, address: str) -> None:
+    """Give a node a further address: the one that its network interface has in AWS."""
     node.exec("ip", "address", "replace", f"{address}/32", "dev", "eth0")
-    for other in others:
-        other.exec("ip", "route", "replace", f"{address}/32", "via", node.address)
+
+
+def route(node: Node, address: str, holder: Node) -> None:
+    """Let a node reach another one at the address that it took, or will take: machines may boot in any order."""
+    node.exec("ip", "route", "replace", f"{address}/32", "via", holder.address)
 
 
 def attach_volume(node: Node, volume: str, disks: str | None = None) -> None:

@@ -126,10 +126,13 @@ class Slurm:
         done = self.call("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
         return dict(line.split() for line in done.stdout.splitlines())
 
-    def wait(self, states: Mapping[str, str], seconds: float = 300.0) -> None:
-        """Wait until the states of the named workers begin so. RuntimeError with the last ones."""
+    def wait(self, states: Mapping[str, str], seconds: float = 300.0) -> dict[str, str]:
+        """Wait until the states of the named workers begin so; returns those of all. RuntimeError with the last ones."""
         ends = time.monotonic() + seconds
-        while not all((seen := self.states()).get(name, "").startswith(state) for name, state in states.items()):
+        while True:
+            seen = self.states()
+            if all(seen.get(name, "").startswith(state) for name, state in states.items()):
+                return seen
             if time.monotonic() > ends:
                 raise RuntimeError(f"Slurm's nodes are {seen} after {seconds:g} s, not {dict(states)}")
             time.sleep(_POLL_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import importlib.util
 import itertools
 import json
@@ -32,6 +34,7 @@ from tests.data.making import (
     write_lines,
 )
 from tests.seeds import chance
+from trainer.__main__ import main
 from trainer.data.shards import TokenSet
 from trainer.data.tokenize.documents import Reading, Tally, is_held_out, read_documents
 from trainer.data.tokenize.inputs import find_sources, plan_chunks
@@ -165,6 +168,21 @@ def test_changed_input_begins_anew_instead_of_mixing_two_inputs(tmp_path: Path) 
     done = run_tokenize(tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0)
     assert "starting over" in done.stderr
     assert documents(tmp_path / "set", "train") == [b"second"]
+
+
+def test_work_folder_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lustre that is mounted without the option flock answers so."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / "a.txt").write_text("text")
+    assert main(["tokenize", str(tmp_path / "a.txt"), "--out", str(tmp_path / "set"), "--tokenizer", "bytes"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"--work = '{tmp_path / 'set'}")
 
 
 @pytest.mark.slow

@@ -205,6 +205,8 @@ def test_numbers_of_lustre_are_those_of_awss_api(fsx_says: Callable[[str, str], 
     assert most_mb_s == fsx.TIERED_LARGEST_MB_S
     links = Loader().load_service_model("fsx", "service-2")["operations"]["CreateDataRepositoryAssociation"]
     assert numbers(links["documentation"], "You can have a maximum of", "data repository") == (fsx.MOST_ASSOCIATIONS,)
+    version = fsx_says("CreateFileSystemRequest", "FileSystemTypeVersion")
+    assert f"Default value is {fsx.VERSION} when DeploymentType is set to PERSISTENT_2 with a metadata" in version
 
 
 def test_rates_of_openzfs_are_those_of_awss_api(fsx_says: Callable[[str, str], str]) -> None:

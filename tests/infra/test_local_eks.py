@@ -10,7 +10,6 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role
-from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -61,23 +60,17 @@ def plane(eks: Any, request_of: Any) -> str:
 
 
 def create_active_cluster(eks: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Create the cluster of a request and wait until it is active."""
+    """Create the cluster of a request, which is active once it has been described."""
     assert eks.create_cluster(**request)["cluster"]["status"] == "CREATING"
-    return wait_until_active(eks, request["name"])
-
-
-def wait_until_active(eks: Any, name: str) -> dict[str, Any]:
-    cluster: dict[str, Any] = wait_for(
-        lambda: eks.describe_cluster(name=name)["cluster"], lambda cluster: cluster["status"] == "ACTIVE"
-    )
-    return cluster
+    answers = [eks.describe_cluster(name=request["name"])["cluster"] for _ in range(2)]
+    assert [answer["status"] for answer in answers] == ["CREATING", "ACTIVE"]
+    return dict(answers[-1])
 
 
 def addon_status(eks: Any, plane: str, name: str) -> str:
-    return wait_for(
-        lambda: str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"]),
-        lambda status: status != "CREATING",
-    )
+    """The status of an add-on that has been described before."""
+    eks.describe_addon(clusterName=plane, addonName=name)
+    return str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"])
 
 
 def test_network_of_cluster_cannot_be_deleted(eks: Any, request_of: Any, network: Network) -> None:
@@ -103,6 +96,7 @@ def test_network_of_cluster_cannot_be_deleted(eks: Any, request_of: Any, network
         ({}, {"endpointPublicAccess": False, "endpointPrivateAccess": False}, "cannot be false"),
         ({"roleArn": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, {}, "could not be assumed"),
         ({"version": "latest"}, {}, "unsupported Kubernetes version"),
+        ({"deletionProtection": True}, {}, "keeps no deletionProtection"),
         ({"accessConfig": {"authenticationMode": "IAM"}}, {}, "enum value set"),
         ({"name": "-dash"}, {}, "'name' failed to satisfy constraint"),
     ],
@@ -127,7 +121,7 @@ def test_cluster_takes_single_forward_updates(eks: Any, plane: str) -> None:
     logging = {"clusterLogging": [{"types": ["audit"], "enabled": False}, {"types": ["scheduler"], "enabled": True}]}
     eks.update_cluster_config(name=plane, logging=logging)
     eks.update_cluster_config(name=plane, resourcesVpcConfig={"endpointPublicAccess": False})
-    cluster = wait_until_active(eks, plane)
+    cluster = eks.describe_cluster(name=plane)["cluster"]
     assert cluster["version"] == "1.34"
     assert {"types": ["api", "scheduler"], "enabled": True} in cluster["logging"]["clusterLogging"]
     assert cluster["resourcesVpcConfig"]["endpointPublicAccess"] is False
@@ -151,7 +145,8 @@ def test_access_entry_takes_valid_policies(eks: Any, plane: str) -> None:
 
 
 def test_invalid_access_entries_are_refused(eks: Any, request_of: Any, plane: str) -> None:
-    assert refusal(eks.create_access_entry, clusterName=plane, principalArn="no-arn")[0] == "InvalidParameterException"
+    for invalid in ({"principalArn": "no-arn"}, {"principalArn": PLATFORM, "kubernetesGroups": ["readers"]}):
+        assert refusal(eks.create_access_entry, clusterName=plane, **invalid)[0] == "InvalidParameterException"
     old = create_active_cluster(eks, request_of(accessConfig={"authenticationMode": "CONFIG_MAP"}))["name"]
     code, _ = refusal(eks.create_access_entry, clusterName=old, principalArn=PLATFORM)
     assert code == "InvalidRequestException"
@@ -183,7 +178,8 @@ def test_addon_is_created_changed_tagged_and_deleted(eks: Any, plane: str) -> No
     completed = eks.describe_update(name=plane, updateId=update["id"], addonName="vpc-cni")["update"]
     assert (completed["status"], completed["type"]) == ("Successful", "AddonUpdate")
     assert eks.describe_addon(**cni)["addon"]["configurationValues"] == '{"env": {}}'
-    assert refusal(eks.create_addon, clusterName=plane, addonName="vpc-cnii")[0] == "InvalidParameterException"
+    for invalid in ({"addonName": "vpc-cnii"}, {"addonName": "kube-proxy", "addonVersion": "v9"}):
+        assert refusal(eks.create_addon, clusterName=plane, **invalid)[0] == "InvalidParameterException"
     assert refusal(eks.create_addon, **cni)[0] == "ResourceInUseException"
     eks.tag_resource(resourceArn=arn, tags={"team": "ml", "gone": "soon"})
     eks.untag_resource(resourceArn=arn, tagKeys=["gone"])
@@ -202,7 +198,7 @@ def test_hyperpod_nodes_make_addons_active(
     request: dict[str, Any] = {
         "ClusterName": "on-eks",
         "NodeProvisioningMode": "Continuous",
-        "Orchestrator": {"Eks": {"ClusterArn": wait_until_active(eks, plane)["arn"]}},
+        "Orchestrator": {"Eks": {"ClusterArn": eks.describe_cluster(name=plane)["cluster"]["arn"]}},
         "VpcConfig": {"SecurityGroupIds": [network.group], "Subnets": [network.subnet]},
         "TieredStorageConfig": {"Mode": "Enable", "InstanceMemoryAllocationPercentage": 20},
         "AutoScaling": {"Mode": "Enable", "AutoScalerType": "Karpenter"},

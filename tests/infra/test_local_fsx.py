@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
-from infra.local.additions.fsx.associations import LINKING_SECONDS
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
-from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +68,9 @@ def openzfs(network: Network) -> dict[str, Any]:
 def create_available(fsx: Any, request: dict[str, Any]) -> dict[str, Any]:
     file_system = fsx.create_file_system(**request)["FileSystem"]
     assert file_system["Lifecycle"] == "CREATING"
-    return wait_until_available(
-        lambda: fsx.describe_file_systems(FileSystemIds=[file_system["FileSystemId"]])["FileSystems"][0]
-    )
-
-
-def wait_until_available(describe: Any) -> dict[str, Any]:
-    resource: dict[str, Any] = wait_for(describe, lambda resource: resource["Lifecycle"] == "AVAILABLE")
-    return resource
+    answers = [fsx.describe_file_systems(FileSystemIds=[file_system["FileSystemId"]]) for _ in range(2)]
+    assert [answer["FileSystems"][0]["Lifecycle"] for answer in answers] == ["CREATING", "AVAILABLE"]
+    return dict(answers[-1]["FileSystems"][0])
 
 
 def test_new_lustre_file_system_has_service_defaults(fsx: Any, network: Network) -> None:
@@ -129,7 +121,7 @@ def test_closed_security_groups_are_refused(fsx: Any, network: Network) -> None:
     fsx.create_file_system(**efa)
 
 
-def test_update_changes_in_place(fsx: Any, network: Network) -> None:
+def test_update_grows_in_place_and_never_shrinks(fsx: Any, network: Network) -> None:
     name = create_available(fsx, lustre(network))["FileSystemId"]
     changes = {"DataCompressionType": "LZ4", "MetadataConfiguration": {"Mode": "USER_PROVISIONED", "Iops": 12000}}
     fsx.update_file_system(FileSystemId=name, StorageCapacity=9600, LustreConfiguration=changes)
@@ -137,6 +129,9 @@ def test_update_changes_in_place(fsx: Any, network: Network) -> None:
     assert file_system["StorageCapacity"] == 9600
     assert {key: file_system["LustreConfiguration"][key] for key in changes} == changes
     assert file_system["AdministrativeActions"][0]["Status"] == "COMPLETED"
+    slower = {"MetadataConfiguration": {"Mode": "USER_PROVISIONED", "Iops": 6000}}
+    for smaller in ({"StorageCapacity": 4800}, {"LustreConfiguration": slower}):
+        assert refusal(fsx.update_file_system, FileSystemId=name, **smaller)[0] == "BadRequest"
 
 
 def linked(name: str, folder: str, repository: str) -> dict[str, Any]:
@@ -145,7 +140,7 @@ def linked(name: str, folder: str, repository: str) -> dict[str, Any]:
 
 def test_associations_are_linked_in_sequence(fsx: Any, network: Network) -> None:
     name = create_available(fsx, lustre(network))["FileSystemId"]
-    events, start = {"AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}, time.monotonic()
+    events = {"AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}
     first, second = (
         fsx.create_data_repository_association(**linked(name, f"/{word}", f"s3://{BUCKET}/{word}"), S3=events)
         for word in ("data", "results")
@@ -156,9 +151,10 @@ def test_associations_are_linked_in_sequence(fsx: Any, network: Network) -> None
         response = fsx.describe_data_repository_associations(AssociationIds=[association_id])
         return dict(response["Associations"][0])
 
-    wait_until_available(lambda: describe(second))
+    assert [describe(second)["Lifecycle"] for _ in range(3)] == ["CREATING", "CREATING", "AVAILABLE"]
     assert describe(first)["Lifecycle"] == "AVAILABLE"
-    assert time.monotonic() - start >= 2 * LINKING_SECONDS
+    some = [{"Name": "file-system-id", "Values": [name]}]
+    assert refusal(fsx.describe_data_repository_associations, Filters=some)[0] == "ValidationException"
     fsx.update_data_repository_association(AssociationId=first, S3={"AutoExportPolicy": {"Events": ["NEW"]}})
     assert describe(first)["S3"] == {**events, "AutoExportPolicy": {"Events": ["NEW"]}}
     fsx.delete_data_repository_association(AssociationId=first)

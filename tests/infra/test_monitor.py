@@ -322,13 +322,15 @@ def test_workspace_needs_a_prometheus_that_signs(tmp_path: Path) -> None:
 def watched(backend: str = "ec2-spot-g6e") -> Any:
     """A spec whose nodes a monitor reads."""
     spec = spec_of(backend, {})
-    return spec.model_copy(update={"observability": spec.observability.model_copy(update={"prometheus": "self"})})
+    return spec.model_copy(
+        update={"observability": spec.observability.model_copy(update={"prometheus": "self", "logs": False})}
+    )
 
 
 def test_nodes_of_a_watched_cluster_show_their_metrics() -> None:
     for spec, shown in ((watched(), True), (spec_of("ec2-slurm-g6e", {}), False)):
         paths = {file.path for file in bundle(spec, region="us-east-1").files}
-        assert (EXPORTERS.name in paths) == shown
+        assert ({EXPORTERS.name, PACKAGES.name} <= paths) == shown
         assert (node_document(spec)["tuning"]["settings"].get("agent.metrics") == "on") == shown
 
 
@@ -363,6 +365,7 @@ def test_gpu_node_runs_both_exporters(node: Node) -> None:
     assert lines[-4] == "dpkg --configure -a"
     assert "--download-only" in lines[-3]
     assert lines[-2].endswith(" datacenter-gpu-manager-exporter=1:4.8.2-1")
+    assert "held" not in lines[-2], "drivers that the image holds stay"
     assert lines[-1] == "apt-mark hold datacenter-gpu-manager-exporter"
     assert f"] {repository}/ /\n" in (node.root.parent / "sources").read_text()
     assert not list((node.root / "etc/apt/sources.list.d").iterdir())
@@ -381,6 +384,14 @@ def test_exporters_wait_for_others_that_read_the_lists(node: Node) -> None:
     assert node.boot(ON_INIT).returncode == 0
     assert not busy.exists()
     assert "WARNING: not all exporters" not in node.log
+
+
+def test_ending_a_script_ends_what_it_tries() -> None:
+    script = 'source "$1"; try 1 600 cut -d " " -f 5 /proc/self/stat'
+    command = ["bash", "-c", script, "node", str(PACKAGES)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as started:
+        assert started.stdout is not None
+        assert int(started.stdout.read()) == started.pid, "callers end the process group of a script"
 
 
 def test_node_without_exporters_boots_with_a_warning(node: Node) -> None:

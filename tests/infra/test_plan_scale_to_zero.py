@@ -21,7 +21,11 @@ from tests.infra.registered import built
 STACK = "ec2-slurm-g6e"
 TO_ZERO = {"groups.0.min_count": 0}
 ALWAYS = {"name": "always", "instance_type": "c7i.4xlarge", "count": 1}
-SCALE = {"autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"}
+SCALE = {
+    "autoscaling:SetDesiredCapacity",
+    "autoscaling:SetInstanceProtection",
+    "autoscaling:TerminateInstanceInAutoScalingGroup",
+}
 
 
 def scaled_by(edits: dict[str, Any]) -> dict[str, list[str]]:

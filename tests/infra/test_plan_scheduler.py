@@ -15,8 +15,8 @@ from infra.plan.nodes.auto_scaling import IMAGES_WITH_SLURM
 from infra.plan.nodes.user_data import SlurmIds, facts
 from infra.plan.roles import roles
 from infra.plan.stack import Plan
-from infra.preflight import commands, stackfile
-from infra.preflight.change import Effect
+from infra.preflight import commands, explain_scheduler, stackfile
+from infra.preflight.change import Effect, protected
 from infra.preflight.explain import explain, explain_bundle
 from infra.preflight.offline import run_offline
 from lustrain.cluster import parse
@@ -168,6 +168,11 @@ def test_what_the_controller_boots_with_makes_it_anew() -> None:
     assert effects({"storage.home": GONE}, {}) == {"scheduler.controller": Effect.REPLACES_NODES}
     assert effects({}, {"groups.0.count": 8, **block}) == {}
     assert effects({key: "ami-0123456789abcdef0"}, {}) == {key: Effect.IMPOSSIBLE}, "Pulumi leaves the image as it is"
+
+
+def test_another_zone_does_not_take_the_queue_along() -> None:
+    moved = explain(spec_of(STACK, {}), spec_of(STACK, {"zone_id": "use1-az5"}))
+    assert protected("zone_id", explain_scheduler.VOLUME) in moved
 
 
 def test_added_scheduler_is_for_new_nodes_and_a_bundle_renews() -> None:

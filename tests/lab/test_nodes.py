@@ -264,7 +264,6 @@ def test_a_nodes_instance_metadata_is_its_own(lab: StartLab) -> None:
     assert asked.exec("python3", "-c", _NOTICE).stdout == "terminate\n"
 
 
-@pytest.mark.torture
 def test_node_reaches_a_server_of_this_machine_after_a_reboot_too(lab: StartLab) -> None:
     (node,) = lab(1).nodes
     read = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
@@ -285,6 +284,7 @@ def test_machine_that_is_off_at_first_boots_as_its_instance(lab: StartLab) -> No
     assert state["answers"]["instance-id"] == "i-0fedcba9876543210"
 
 
+@pytest.mark.torture
 def test_sixty_four_nodes_boot_on_one_machine(lab: StartLab) -> None:
     running = lab(64)
     assert [node.exec("hostname").stdout.strip() for node in running.nodes] == [f"node{n}" for n in range(1, 65)]

@@ -1,7 +1,10 @@
-"""The rehearsal's training by Slurm: refused where none can run; AWS's CLI of its nodes is a stand-in."""
+"""`fab rehearse --slurm`: refused where it cannot run, and whole where it can; AWS's CLI of its nodes is a stand-in."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import boto3
@@ -9,9 +12,19 @@ import pytest
 
 from lustrain.problem import UserError
 from rehearsal import journey, scheduled, tasks
-from rehearsal.lab import aws_cli
+from rehearsal.lab import aws_cli, nodes, slurm
+from tests.conftest import require
 from tests.lab.servers import S3Place
 
+BY_SLURM = {
+    "nodes boot by the stack's user data and register with its Slurm, without manual steps",
+    "a notice reaches the run by the interruption queue, and drains its node by the metadata",
+    "a notice ends in a committed checkpoint and exit 85, in time",
+    "a lost node is replaced by the stack, and the job goes on by itself to its end",
+    "fab report shows every launch of the run, and that it is done",
+    "interrupted twice, same world size: the same losses to the last bit",
+    "another world size: bit-identical weights at load",
+}
 WHY = "a Slurm of the lab needs sbatch; fix: apt-get install slurm-wlm"
 
 
@@ -19,8 +32,8 @@ WHY = "a Slurm of the lab needs sbatch; fix: apt-get install slurm-wlm"
 def test_slurm_that_cannot_run_here_is_refused_before_the_start(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = [WHY if part == number else None for number in range(3)]
     monkeypatch.setattr(scheduled, "engine_missing", lambda: reasons[0])
-    monkeypatch.setattr(scheduled.nodes, "why_not", lambda: reasons[1])
-    monkeypatch.setattr(scheduled.slurm, "why_not", lambda: reasons[2])
+    monkeypatch.setattr(nodes, "why_not", lambda: reasons[1])
+    monkeypatch.setattr(slurm, "why_not", lambda: reasons[2])
     monkeypatch.setattr(journey, "run_journey", lambda *_, **__: pytest.fail("it started"))
     with pytest.raises(UserError) as refused:
         tasks.rehearse.body.__wrapped__(tasks.RehearseFlags(slurm=True))
@@ -50,3 +63,18 @@ def test_nodes_get_bundle_and_secret_by_the_stand_in(
     assert aws_cli.main(get) == 0
     assert capsys.readouterr().out == "a2V5\n"
     assert aws_cli.main(["ec2", "describe-instances"]) == aws_cli.REFUSED
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_rehearsal_by_slurm_keeps_its_promises() -> None:
+    require(scheduled.why_not() is None, str(scheduled.why_not()))
+    command = [str(Path(sys.prefix, "bin/fab")), "rehearse", "--slurm", "--json"]
+    done = subprocess.run(command, cwd=scheduled.ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)
+    outcome = json.loads("{" + done.stdout.rpartition("\n{\n")[2])
+    broken = [promise["claim"] for promise in outcome["promises"] if not promise["kept"]]
+    assert (broken, done.returncode) == ([], 0)
+    assert {promise["claim"] for promise in outcome["promises"]} >= BY_SLURM
+    page = tasks.REPORT.read_text(encoding="utf-8")
+    assert [claim for claim in sorted(BY_SLURM) if claim not in page] == []

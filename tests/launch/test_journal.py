@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launch import status
+from launch.backends.local import RunJournal
 from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
 from tests.checkpoint.written import write_steps
@@ -68,6 +69,12 @@ def test_growth_is_recorded_unless_the_run_was_stopped(store: ObjectStore, monke
     journal.begin(store, ["n1"], "me")
     finish(4, grows_to=3)
     assert [record.get("grows_to") for record in journal.read(store)] == [3, None, None, None]
+
+
+def test_growth_reaches_the_record_from_a_launcher_here(store: ObjectStore) -> None:
+    recorded = RunJournal(store)
+    recorded.finish(recorded.begin(["n1"], []), 85, 3)
+    assert [record["grows_to"] for record in journal.read(store)] == [3]
 
 
 def test_the_word_of_the_nodes_goes_before_the_schedulers_code(store: ObjectStore) -> None:

@@ -341,26 +341,33 @@ def test_requeue_is_tried_again_while_slurm_does_not_answer(planted: Path, monke
     assert slurm_executor.requeue(()) == slurm_executor.PEERS
 
 
+@pytest.mark.parametrize("signalled", [False, True])
 @pytest.mark.parametrize(
-    ("job", "host", "requeued"),
+    ("state", "start", "nodes", "requeued"),
     [
-        ("JobState=RUNNING ReqNodeList=(null) NodeList=b,c", "idle", True),
-        ("JobState=RUNNING ReqNodeList=(null) NodeList=a,b", "idle", False),
-        ("JobState=RUNNING ReqNodeList=(null) NodeList=a,b", "down", True),
-        ("JobState=PENDING ReqNodeList=(null) NodeList=(null)", "idle", False),
-        ("JobState=CANCELLED ReqNodeList=(null) NodeList=b", "idle", False),
+        ("RUNNING Reason=None", 1, "b,c", True),
+        ("RUNNING Reason=None", 1, "a,b", False),
+        ("RUNNING Reason=None", 2, "b,c", False),
+        ("RUNNING Reason=None", 1, "unreadable", False),
+        ("COMPLETING Reason=JobLaunchFailure", 1, "b,c", True),
+        ("COMPLETING Reason=JobLaunchFailure", 2, "b,c", False),
+        ("COMPLETING Reason=NonZeroExitCode", 1, "b,c", False),
+        ("COMPLETING Reason=None", 1, "b,c", False),
+        ("PENDING Reason=BeginTime", 1, "", False),
+        ("PENDING Reason=JobLaunchFailure", 1, "(null)", False),
     ],
 )
-def test_watch_requeues_a_job_that_has_lost_its_host(planted: Path, job: str, host: str, requeued: bool) -> None:
-    """Also one that is back: its script is not."""
-    plant(planted, "sleep", f"[ ! -e {planted}/slept ] && : > {planted}/slept")
-    plant(planted, "sinfo", f"echo {host}")
-    plant(planted, "grep", 'exec /bin/grep "$@"')
-    shown = f"JobId=7 {job} BatchHost=a"
-    names = 'echo "$3" | /usr/bin/tr , "\\n"'
+def test_watch_requeues_a_job_that_has_lost_its_host(
+    planted: Path, signalled: bool, state: str, start: int, nodes: str, requeued: bool
+) -> None:
+    """Not one that a person has cancelled, that has ended, or that has started again."""
+    once = f"[ ! -e {planted}/slept ] && : > {planted}/slept"
+    plant(planted, "sleep", "kill -TERM $PPID; exit 1" if signalled else once)
+    shown = f"JobId=7 JobState={state} Restarts={start} ReqNodeList=(null) NodeList={nodes} BatchHost=a"
+    names = '[ "$3" != unreadable ] && echo "$3" | /usr/bin/tr , "\\n"'
     answers = f"--oneliner) echo '{shown}';; show) {names};; *) echo \"$*\" >> {planted}/asked;;"
     plant(planted, "scontrol", f'case "$1" in {answers} esac')
-    subprocess.run(["/bin/sh", "-c", slurm_executor.WATCH, "lustrain-watch", "a", "7"], check=False)
+    subprocess.run(["/bin/sh", "-c", slurm_executor.WATCH, "lustrain-watch", "a", "7", "1"], check=False)
     asked = planted / "asked"
     assert (asked.read_text().splitlines() if asked.exists() else []) == ["requeue 7"] * requeued
 
@@ -376,12 +383,13 @@ def test_excluded_nodes_are_set_once_slurm_takes_changes(planted: Path, monkeypa
     assert (planted / "asked").read_text().splitlines() == ["requeue 7"] + ["update JobId=7 ExcNodeList=b"] * 3
 
 
-@pytest.mark.parametrize(("min_nodes", "excluded"), [(2, ["b"]), (3, [])])
+@pytest.mark.parametrize(("min_nodes", "excluded"), [(1, ["b"]), (2, [])])
 def test_job_excludes_no_node_that_it_could_not_start_without(
     allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch, min_nodes: int, excluded: list[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_PARTITION", "train")
     plant(planted, "sinfo", "echo a; echo b; echo c")
+    allocation._tried = {"a": True, "c": False}
     assert list(allocation.excludable(["b"], min_nodes)) == excluded
 
 

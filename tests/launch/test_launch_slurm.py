@@ -181,6 +181,16 @@ def test_stopped_job_commits_ends_and_goes_on_at_resume(place: Place) -> None:
     assert place.fab("status", "run")["step"] == steps
 
 
+def test_job_that_a_person_cancels_is_not_requeued(place: Place) -> None:
+    """Not by the node that watches its batch host either, which lives a little longer."""
+    job = place.train("--nodes", "2", "--set", "train.steps=1000000")
+    place.committed()
+    place.slurm.call("scancel", str(job))
+    assert place.ended(job) in ("CANCELLED", "FAILED")
+    assert place.slurm.job(job)["Restarts"] == "0"
+    assert place.slurm.call("squeue", "--noheader").stdout == ""
+
+
 def test_job_out_of_time_commits_and_queues_stop_now_cancels_it(place: Place) -> None:
     endless = ["--set", "train.steps=1000000", "--set", "interrupt.signal_grace_s=20"]
     job = place.train("--nodes", "2", "--time", "1", *endless)
@@ -264,11 +274,11 @@ def test_sweep_is_one_array_whose_tasks_are_runs(place: Place) -> None:
     assert place.fab("stop", f"run/{third}", "--now")["cancelled"] == [f"job {array}_2 of Slurm"]
     # A requeue is of this task alone.
     place.slurm.call("scontrol", "requeue", f"{array}_0")
+    wait_until(lambda: len(journal.read(open_store(str(place.run / first)))) >= 2)
     place.go()
     wait_until(lambda: place.slurm.call("squeue", "--noheader").stdout == "", 480)
     outcomes = {point["name"]: point["outcome"] for point in place.fab("sweep-status", "run")["points"]}
     assert outcomes == {first: "done", second: "done", third: "unfinished"}
-    assert len(journal.read(open_store(str(place.run / first)))) >= 2
     assert place.fab(*sweep)["ended_early"] == []
     again = place.fab(*sweep, "--resume")
     assert again["waiting"] == 0

@@ -256,6 +256,19 @@ def test_launch_that_could_not_save_is_the_last_to_make_way() -> None:
     assert world.grows_to == [0, 0]
 
 
+def test_stop_of_a_launch_that_makes_way_is_no_growth() -> None:
+    class Stopped(World):
+        def run_launch(self, number: int, nodes: Sequence[str], should_end: Callable[[], bool]) -> int:
+            code = super().run_launch(number, nodes, should_end)
+            self.told_at = self.now
+            return code
+
+    world = Stopped([0], nodes=[["n1", "n2"]], extra=ExtraNodes(("n3",)))
+    assert world.supervise(GROWING) == Stop(85, "told to end")
+    assert [line for line in world.said if line.startswith("n3 can be used")]
+    assert world.grows_to == [0]
+
+
 def test_growth_by_the_queue_gives_the_job_back_once_saved() -> None:
     queued = replace(GROWING, scheduler_can_replace_nodes=True)
     world = World([], nodes=[["n1", "n2"]], extra=ExtraNodes((), ("n4",)))

@@ -47,7 +47,10 @@ path = "{FOLDER}/group"
 group = json.load(open(path))
 verb, value = sys.argv[2], dict(zip(sys.argv, sys.argv[1:]))
 if verb == "describe-auto-scaling-groups":
-    live = [dict(InstanceId=key, LifecycleState=one["state"]) for key, one in group["machines"].items()]
+    live = [
+        dict(InstanceId=key, LifecycleState=one["state"], ProtectedFromScaleIn=True)
+        for key, one in group["machines"].items()
+    ]
     tags = [dict(Key="lustrain:group", Value="train")]
     one = dict(AutoScalingGroupName="demo-train-gang-1", DesiredCapacity=group["desired"], MaxSize=3, Instances=live, Tags=tags)
     print(json.dumps(dict(AutoScalingGroups=[one])))
@@ -218,7 +221,7 @@ def test_group_goes_to_zero_and_comes_back_with_jobs(agent: Path, lab: Lab) -> N
 
     be(desired=0, machines={}, activities=[])
     controller.write(f"{FOLDER}/auto_scaling.py", AUTO_SCALING)
-    stack.attach(controller)
+    instance.attach_volume(controller, VOLUME)
     stack.statuses(controller)
 
     # A job that waits brings machines, which stay while it runs and longer than idle ones would.

@@ -11,7 +11,7 @@ import pytest
 
 from node_setup.agent.facts.instance import NODE
 from node_setup.agent.host import Done
-from node_setup.agent.slurm import scaler
+from node_setup.agent.slurm import scaler, scaling
 from node_setup.agent.slurm.scaling import (
     BOOTED_WITHIN_S,
     BOOTING,
@@ -30,6 +30,7 @@ from tests.node_setup.agents import BareHost
 
 IDLE_S = 600.0
 FOUR = Waiting("1", ("train",), 4)
+TERMINATE = "terminate-instance-in-auto-scaling-group"
 
 
 def machines(*states: str, for_s: float = 0.0) -> tuple[Machine, ...]:
@@ -64,6 +65,7 @@ def instances(found: Change) -> list[str]:
         (group(KEPT, desired=4), [], None),
         (group(KEPT, desired=4, unfilled_s=IDLE_S), [], 1),
         (group(KEPT, KEPT, desired=1), [], 2),
+        (Group("train", "train", 1, 1, machines(KEPT, KEPT)), [FOUR], None),
         (group(KEPT, desired=4, held=True), [FOUR], 1),
     ],
 )
@@ -103,8 +105,10 @@ def test_machine_that_never_becomes_a_node_ends_and_holds_its_group() -> None:
     assert (found.desired, instances(found)) == (None, ["i-0"])
 
 
-def test_machine_that_was_drained_to_end_ends() -> None:
+def test_drained_machine_ends_or_takes_jobs_again_after_a_try() -> None:
     assert instances(change(group(ENDING), FOUR)) == ["i-0"]
+    tried = change(group(ENDING, for_s=30), FOUR)
+    assert (instances(tried), [one.instance for one in tried.freed]) == ([], ["i-0"])
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,7 @@ def test_machine_that_was_drained_to_end_ends() -> None:
         ("12 PD 1 train BeginTime\n13 PD 1 train JobHeldUser\n14 PD 1 train Dependency\n15 R 1 train None", []),
         ("7_[0-9:2,12] PD 1 train Resources", [Waiting("7", ("train",), 1, 6)]),
         ("7_[3-9%2] PD 1 train Priority\n7_1 R 1 train None", [Waiting("7", ("train",), 1, 1)]),
+        ("7_[1,3,100-12...%5] PD 1 train Priority", [Waiting("7", ("train",), 1, 2)]),
     ],
 )
 def test_jobs_that_nodes_would_help_are_counted(listed: str, found: list[Waiting]) -> None:
@@ -136,6 +141,10 @@ class Cloud(BareHost):
         self.activities: list[dict[str, str]] = []
         self.job_before_drain = False
         self.denied = ""
+        self.answers_late = False
+        self.halved: dict[str, str] = {}
+        self.protected, self.most = True, 4
+        self.has_addresses = True
         self.write(NODE, json.dumps({"cluster": "demo", "region": "us-east-1"}))
 
     def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
@@ -169,16 +178,24 @@ class Cloud(BareHost):
         verb = command[2]
         if verb == self.denied:
             return Done(254, "", "AccessDenied: not authorized")
+        if verb in self.halved:
+            return self.halved[verb]
         if verb == "describe-auto-scaling-groups":
             tags = [{"Key": "lustrain:group", "Value": "train"}]
-            live = [{"InstanceId": one, "LifecycleState": "InService"} for one in self.live]
+            live = [
+                {"InstanceId": one, "LifecycleState": "InService", "ProtectedFromScaleIn": self.protected}
+                for one in self.live
+            ]
             gone = [{"InstanceId": "i-9", "LifecycleState": "Terminating:Wait"}]
-            sizes = {"DesiredCapacity": self.desired, "MaxSize": 4}
+            sizes = {"DesiredCapacity": self.desired, "MaxSize": self.most}
             one = {"AutoScalingGroupName": "demo-train-gang-1", "Tags": tags, "Instances": live + gone, **sizes}
             return json.dumps({"AutoScalingGroups": [one]})
         if verb == "describe-instances":
             faces = [
-                {"InstanceId": one, "NetworkInterfaces": [{"PrivateIpAddress": f"10.0.0.{one[2:]}"}]}
+                {
+                    "InstanceId": one,
+                    "NetworkInterfaces": [{"PrivateIpAddress": f"10.0.0.{one[2:]}"}] * self.has_addresses,
+                }
                 for one in self.live
             ]
             return json.dumps({"Reservations": [{"Instances": faces}]})
@@ -189,6 +206,9 @@ class Cloud(BareHost):
         if verb == "terminate-instance-in-auto-scaling-group":
             self.live.remove(command[command.index("--instance-id") + 1])
             self.desired -= 1
+            return Done(124, "", "aws did not end within 60 s") if self.answers_late else ""
+        if verb == "set-instance-protection":
+            self.protected = True
         return ""
 
 
@@ -235,11 +255,72 @@ def test_machine_whose_node_gets_a_job_at_last_is_not_ended(watched: Watched) ->
 
 def test_node_of_a_refused_end_takes_jobs_again(watched: Watched) -> None:
     watched.has("n1")
-    watched.cloud.denied = "terminate-instance-in-auto-scaling-group"
-    for now_s in (0, 600):
+    watched.cloud.denied = TERMINATE
+    for now_s in (0, 600, 630, 660):
         watched.scaler.look(now_s)
     assert watched.cloud.nodes == {"n1": "IDLE|"}
-    assert "AccessDenied" in watched.lines[-1]
+    logged = len(watched.lines)
+    watched.scaler.look(1259)
+    assert len(watched.lines) == logged, "the next try is after another idle time"
+
+
+def test_node_of_an_end_that_answers_late_gets_no_job(watched: Watched) -> None:
+    watched.has("n1")
+    watched.cloud.answers_late = True
+    for now_s in (0, 600, 630, 660):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == []
+    assert watched.cloud.nodes["n1"].startswith("IDLE+DRAIN")
+
+
+def test_drain_of_a_person_after_the_look_is_kept(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.has("n1")
+    watched.scaler.look(0)
+
+    def drained_meanwhile(*given: Any) -> dict[str, Change]:
+        watched.cloud.nodes["n1"] = "IDLE+DRAIN|Reason=a fan is loud [root@x]"
+        return changes(*given)
+
+    monkeypatch.setattr(scaling, "changes", drained_meanwhile)
+    watched.scaler.look(600)
+    assert (watched.cloud.live, "fan" in watched.cloud.nodes["n1"]) == (["i-1"], True)
+
+
+def test_machine_that_became_a_node_after_the_look_stays(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.has("n1")
+    watched.cloud.nodes = {}
+    watched.scaler.look(0)
+
+    def registered_meanwhile(*given: Any) -> dict[str, Change]:
+        watched.cloud.nodes["n1"] = "ALLOCATED|"
+        return changes(*given)
+
+    monkeypatch.setattr(scaling, "changes", registered_meanwhile)
+    watched.scaler.look(BOOTED_WITHIN_S)
+    assert watched.cloud.live == ["i-1"]
+
+
+def test_node_whose_address_came_late_is_known_by_it(watched: Watched) -> None:
+    watched.has("n1")
+    watched.cloud.nodes = {"n1": "ALLOCATED|"}
+    watched.cloud.has_addresses = False
+    watched.scaler.look(0)
+    watched.cloud.has_addresses = True
+    for now_s in (30, BOOTED_WITHIN_S, 2 * BOOTED_WITHIN_S):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == ["i-1"]
+
+
+def test_machines_from_before_are_protected_or_nothing_changes(watched: Watched) -> None:
+    watched.has("n1")
+    watched.cloud.protected = False
+    watched.cloud.denied = "set-instance-protection"
+    for now_s in (0, 600, 1200):
+        watched.scaler.look(now_s)
+    assert watched.cloud.live == ["i-1"]
+    watched.cloud.denied = ""
+    watched.scaler.look(1230)
+    assert watched.cloud.protected
 
 
 @pytest.mark.parametrize(
@@ -264,6 +345,7 @@ def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> Non
     (comment,) = (command[-1] for command in cloud.ran if command[:3] == ("scontrol", "update", "JobId=1"))
     assert "InsufficientInstanceCapacity" in comment
     assert cloud.desired == 0
+    cloud.activities = [{**cloud.activities[0], "ActivityId": "of the same try"}, *cloud.activities]
     watched.scaler.look(30 + HOLDS_S[0] - 1)
     assert cloud.desired == 0
     for now_s in (30 + HOLDS_S[0], 60 + HOLDS_S[0]):
@@ -277,8 +359,51 @@ def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> Non
 
 def test_nothing_changes_where_slurm_or_aws_is_silent(watched: Watched) -> None:
     watched.has("n1")
+    watched.scaler.look(0)
     watched.cloud.denied = "describe-auto-scaling-groups"
-    for now_s in (0, 600, 1200):
+    for now_s in (600, 1200):
         watched.scaler.look(now_s)
     assert watched.cloud.live == ["i-1"]
     assert len(watched.lines) == 1, "the same line once"
+    watched.cloud.denied = ""
+    watched.scaler.look(1230)
+    assert watched.cloud.live == ["i-1"], "what was not seen is no idle time"
+
+
+@pytest.mark.parametrize("verb", ["describe-auto-scaling-groups", "describe-instances"])
+@pytest.mark.parametrize("answer", ["", "{}", "[]", '{"AutoScalingGroups": [{}], "Reservations": [{}]}'])
+def test_nothing_changes_at_half_an_answer(watched: Watched, verb: str, answer: str) -> None:
+    watched.has("n1")
+    watched.cloud.queue = "1 PD 2 train PartitionConfig\n"
+    watched.cloud.halved = {verb: answer}
+    for now_s in (0, 600):
+        watched.scaler.look(now_s)
+    assert (watched.cloud.live, watched.cloud.desired, len(watched.lines)) == (["i-1"], 1, 1)
+
+
+def test_failures_from_before_a_restart_hold_nothing(watched: Watched) -> None:
+    cloud = watched.cloud
+    cloud.activities = [{"ActivityId": "old", "StatusCode": "Failed", "StatusMessage": "last week"}]
+    cloud.queue, cloud.desired = "1 PD 2 train PartitionConfig\n", 2
+    for now_s in (0, 30):
+        watched.scaler.look(now_s)
+    assert (cloud.desired, watched.lines) == (2, [])
+
+
+def test_group_that_is_being_destroyed_is_left_alone(watched: Watched) -> None:
+    watched.has("n1")
+    watched.cloud.protected, watched.cloud.most, watched.cloud.desired = False, 0, 0
+    for now_s in (0, 600):
+        watched.scaler.look(now_s)
+    assert (watched.cloud.protected, watched.cloud.desired, watched.cloud.live) == (False, 0, ["i-1"])
+
+
+def test_missing_group_leaves_the_others_scaled(tmp_path: Path) -> None:
+    cloud, lines = Cloud(tmp_path), list[str]()
+    request = {"idle_minutes": 10, "partitions": {"gone": "gone", "train": "train"}}
+    cloud.queue = "1 PD 2 train PartitionConfig\n"
+    one = scaler.Scaler(cloud, lines.append, request)
+    for now_s in (0, 30):
+        one.look(now_s)
+    assert cloud.desired == 2
+    assert sum("gone" in line for line in lines) == 1

@@ -166,6 +166,12 @@ SCENES = (
         ("tests/node_setup/test_cloud_slurm.py",),
     ),
     Scene(
+        "rehearse-slurm",
+        "fab rehearse --slurm: Pulumi engine, image, a stack's Slurm on lab nodes, a notice, a lost and replaced node",
+        ("tests/lab/test_rehearsal_slurm.py::test_rehearsal_by_slurm_keeps_its_promises",),
+        limit_min=90,
+    ),
+    Scene(
         "launch-ssh",
         "lab nodes, SSH, fab train: lost nodes, a lost supervisor",
         ("tests/launch/test_launch_ssh.py",),

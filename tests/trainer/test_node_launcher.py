@@ -247,6 +247,21 @@ def test_nodes_without_a_place_to_meet_start_no_job_each(monkeypatch: pytest.Mon
     assert (caught.value.exit_code, caught.value.problems[0].path) == (2, "--master")
 
 
+@pytest.mark.parametrize(
+    ("flags", "rank"),
+    [(["--roster", "n2,n3"], 1), (["--roster", "a,b"], 7), (["--roster", "n2,n3", "--node-rank", "5"], 5)],
+)
+def test_slurms_node_is_counted_by_its_name_in_the_roster(
+    flags: list[str], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's own number of a dynamic node follows the order of registration. None is below one node, so each is shown."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    monkeypatch.setenv("SLURM_NODEID", "7")
+    with pytest.raises(UserError) as caught:
+        main(["--nnodes", "1", "--master", "localhost:29500", *flags, "--", "train", "x.toml"])
+    assert caught.value.problems[0].startswith(f"--node-rank = {rank}: ")
+
+
 def test_a_port_that_is_taken_is_one_line_and_a_failure() -> None:
     with socket.create_server(("", 0)) as taken:
         master = f"localhost:{taken.getsockname()[1] - 1}"

@@ -226,6 +226,8 @@ def test_the_lowest_limit_from_the_own_group_up_counts_with_swap(tmp_path: Path)
     (job / "memory.current").write_text("4000\n")
     (job / "memory.stat").write_text("anon 2000\ninactive_file 904\n")
     assert available_memory(meminfo, own, groups) == 1000
+    meminfo.write_text("MemAvailable: 0 kB\n")
+    assert available_memory(meminfo, own, groups) == 0
     assert host_memory(tmp_path / "elsewhere", own, groups) is None
 
 
@@ -280,13 +282,17 @@ def test_an_allocation_that_fails_later_is_one_line_too(ask: Any) -> None:
 def test_a_limit_of_control_groups_of_version_1_counts(tmp_path: Path) -> None:
     meminfo, own, groups = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "groups"
     meminfo.write_text("MemTotal: 1000 kB\n")
-    own.write_text("5:cpu,memory:/slurm/job_7\n1:name=systemd:/\n")
-    (groups / "memory" / "slurm" / "job_7").mkdir(parents=True)
+    own.write_bytes(b"5:cpu,memory:/slurm/job_7/step_0\n1:name=systemd:/\xff\n")
+    job = groups / "memory" / "slurm" / "job_7"
+    job.mkdir(parents=True)
     (groups / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (groups / "memory" / "slurm" / "job_7" / "memory.limit_in_bytes").write_text("4096\n")
+    (job / "memory.limit_in_bytes").write_text("4096\n")
     found = host_memory(meminfo, own, groups)
     assert found is not None
     assert found.total == 4096
+    (job / "memory.usage_in_bytes").write_text("4000\n")
+    (job / "memory.stat").write_text("inactive_file 4\ntotal_inactive_file 904\n")
+    assert available_memory(meminfo, own, groups) == 1000
 
 
 def test_available_memory_is_no_more_than_the_machine_has() -> None:

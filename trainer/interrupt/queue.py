@@ -75,6 +75,10 @@ def connect(url: str) -> SQSClient:
     import boto3
     from botocore.config import Config
 
+    from trainer.storage.draws import draw_apart
+
+    # The run's store may be a folder.
+    draw_apart()
     config = Config(connect_timeout=CALL_S, read_timeout=WAIT_S + CALL_S, retries={"total_max_attempts": 1})
     return boto3.session.Session().client("sqs", region_name=region_of(url), config=config)
 

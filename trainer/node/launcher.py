@@ -123,6 +123,15 @@ def _scheduler_number(*names: str) -> int | None:
     return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), None)
 
 
+def _scheduler_index(roster: str) -> int | None:
+    """Return which node of the job this is, by its scheduler; None without one.
+
+    By its name where the roster has it: Slurm counts dynamic nodes in the order of their registration, and squeue sorts them.
+    """
+    names, name = roster.split(","), os.environ.get("SLURMD_NODENAME", "")
+    return names.index(name) if name in names else _scheduler_number("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+
+
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.node.launcher", description=__doc__)
     parser.add_argument(
@@ -133,10 +142,7 @@ def flags() -> argparse.ArgumentParser:
     )
     nodes = _scheduler_number("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
     parser.add_argument("--nnodes", type=int, default=nodes, help="nodes of the job; default: Slurm's")
-    rank = _scheduler_number("SLURM_NODEID", "JOB_COMPLETION_INDEX")
-    parser.add_argument(
-        "--node-rank", type=int, default=rank, help="which it is, from 0; default: Slurm's, Kubernetes'"
-    )
+    parser.add_argument("--node-rank", type=int, help="which it is, from 0; default: Slurm's, Kubernetes'")
     parser.add_argument("--run", default="", metavar="URI", help="where to record why a launch failed")
     parser.add_argument("--roster", default="", help="names the nodes of this launch; the same text on all of them")
     parser.add_argument(
@@ -156,6 +162,7 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = flags()
     args = parser.parse_args(argv)
+    args.node_rank = _scheduler_index(args.roster) if args.node_rank is None else args.node_rank
     arguments = [word for word in args.arguments if word != "--"]
     if not arguments:
         parser.error("the arguments of `python -m trainer` are missing after --, e.g. -- train CONFIG.toml")

@@ -17,7 +17,10 @@ from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.core.utils import camelcase_to_underscores, get_service_model
 
-LEFT_OUT = "requests: patterns with Unicode property classes, those of tags, are not checked; Python's do not know them"
+LEFT_OUT = (
+    "requests: patterns with Unicode property classes, those of tags, are not checked, since Python's do not know them; what "
+    "EC2 and FSx list by additions of ours takes ids and names, and refuses Filters"
+)
 
 # moto's server has a thread per request and its stores have no locks, so each action holds this lock.
 LOCK = threading.RLock()
@@ -66,6 +69,8 @@ def _method(service: str, operation: str, action: Action, invalid: str) -> Calla
         if errors:
             plural = "s" if len(errors) > 1 else ""
             refuse(invalid, f"{len(errors)} validation error{plural} detected: {'; '.join(errors)}")
+        if params.get("Filters"):
+            refuse(invalid, f"The embedded AWS takes no Filters in {operation}: name what you look for.")
         with LOCK:
             return ActionResult(action(Call(self.current_account, self.region, self.partition, params)))
 

@@ -55,7 +55,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         lustre_efa=lustre_interfaces(spec, group),
         other_types=(mixed.types[1:] or None) if mixed else None,
         by_hand=group.ec2_type in spec.instance_types or None,
-        partition=(group.partition or group.name)
+        partition=group.slurm_partition
         if (spec.backend == "hyperpod-slurm" or spec.controller) and group.role == "worker"
         else None,
         labels=group.labels,

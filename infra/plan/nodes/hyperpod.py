@@ -163,7 +163,7 @@ def slurm(group: Group) -> dict[str, Any]:
     """Return the Slurm settings of a group: it is in one partition at most, and only workers are in one."""
     slurm: dict[str, Any] = {"NodeType": NODE_TYPES[group.role]}
     if group.role == "worker":
-        slurm["PartitionNames"] = [group.partition or group.name]
+        slurm["PartitionNames"] = [group.slurm_partition]
     return slurm
 
 

@@ -127,7 +127,8 @@ programs() {
   fi
   say "installing ${wanted[*]}"
   apt update
-  install_packages "${wanted[@]}"
+  # Its own grafana is held, and a newer version of this script may want another.
+  install_packages --allow-change-held-packages "${wanted[@]}"
   if [[ "$grafana" == self ]]; then
     apt-mark hold grafana
   fi

@@ -7,12 +7,12 @@ say() {
   printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
 }
 
-# try TIMES SECONDS COMMAND...: each try has that long.
+# try TIMES SECONDS COMMAND...: each try has that long. In the foreground, so that whoever ends the script ends COMMAND too.
 try() {
   local times="$1" limit="$2" n
   shift 2
   for ((n = 1; n <= times; n++)); do
-    if timeout --kill-after=10 "$limit" "$@"; then
+    if timeout --foreground --kill-after=10 "$limit" "$@"; then
       return
     fi
     say "try $n of $times failed: $*"
@@ -27,13 +27,12 @@ apt() {
   DEBIAN_FRONTEND=noninteractive try 5 600 apt-get -q -o DPkg::Lock::Timeout="${lock_seconds:-240}" "$@"
 }
 
-# After an installation that was cut off, apt-get refuses every other one until dpkg is done; where dpkg is busy, apt-get waits.
-# What is fetched first is not cut off half installed.
+# install_packages [OPTION...] PACKAGE...: after an installation that was cut off, apt-get refuses every other one until dpkg is
+# done; where dpkg is busy, apt-get waits. What is fetched first is not cut off half installed.
 install_packages() {
-  local options=(-y --no-install-recommends --allow-change-held-packages)
-  DEBIAN_FRONTEND=noninteractive timeout 300 dpkg --configure -a || say "dpkg is busy, or has packages that it cannot configure"
-  apt install "${options[@]}" --download-only "$@"
-  apt install "${options[@]}" "$@"
+  DEBIAN_FRONTEND=noninteractive timeout --foreground 300 dpkg --configure -a || say "dpkg is busy, or has packages that it cannot configure"
+  apt install -y --no-install-recommends --download-only "$@"
+  apt install -y --no-install-recommends "$@"
 }
 
 # is_key FILE FINGERPRINT: a key comes from where the packages come from, so that only the fingerprint says whose it is.

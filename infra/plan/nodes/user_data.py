@@ -1,4 +1,4 @@
-"""The first boot of an EC2 node: the cluster's facts in front of `first_boot.sh`.
+"""The first boot of an EC2 node: the cluster's facts in front of `boot_steps.sh` and `first_boot.sh`.
 
 Mounts and settings only, and no secrets: everyone who may read the node's metadata reads this. Values that exist only after
 the deployment (names of file systems, the bundle's place) come in as text, so that a component can wait for them.
@@ -64,7 +64,7 @@ def facts(
         "group": group.name,
         "instance_type": group.ec2_type,
         "efa": kind.efa if kind else 0,
-        "accelerators": sum(accelerator.count for accelerator in kind.accelerators) if kind else 0,
+        "accelerators": kind.accelerator_count if kind else 0,
         "capacity": group.capacity.mode,
         # Of what computes: with another end the controller would be made anew.
         "ends_at": spec.ends_at.isoformat() if spec.ends_at and group.role == "worker" else None,

@@ -28,8 +28,6 @@ from infra.plan.watch.monitor import (
     monitor_files,
 )
 
-ROOT_GIB = 20
-"""The image and packages; what is kept lies on the data volume."""
 WORKSPACE_URL = "https://{workspace}/"
 """Stands in the monitor's files for the base of the AMP workspace, which is known after the deployment only."""
 SCRIPTS = tuple(Path(nodes.__file__).with_name(name) for name in ("monitor.sh", "packages.sh"))
@@ -74,7 +72,7 @@ def monitor(spec: ClusterSpec, place: Place) -> MonitorPlan | None:
         group=group,
         zone_id=spec.zone_id,
         image=machine_image(spec, group),
-        root_gib=ROOT_GIB,
+        root_gib=group.root_volume_gib,
         data_gib=spec.observability.monitor.disk_gib,
         # No port of it is open, SSH's neither, and another key would make it anew.
         key_name=None,
@@ -110,7 +108,7 @@ def settings(spec: ClusterSpec, place: Place) -> MonitorSettings:
 def ranks_per_node(spec: ClusterSpec) -> int:
     """Return the most ranks that a node has: one for each accelerator, one on a node without any."""
     kinds = (spec.node_of(group) for group in spec.workers)
-    return max((sum(one.count for one in kind.accelerators) for kind in kinds if kind), default=1) or 1
+    return max((kind.accelerator_count for kind in kinds if kind), default=1) or 1
 
 
 def scraped_ports(spec: ClusterSpec) -> tuple[tuple[int, int], ...]:

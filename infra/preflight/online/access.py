@@ -14,7 +14,7 @@ from infra.plan.documents import Document
 from infra.plan.nodes.eks import EXISTING, MODES, ControlPlane, addons, needed_addons, unfit
 from infra.plan.place import COST_TAG
 from infra.plan.roles import RolePlan, flow_log_role, key_of_existing, node_role, services
-from infra.preflight.online.client import Aws, answered
+from infra.preflight.online.client import Aws, answered, missing
 from infra.preflight.rule import Context, Family, Problems, listed
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def joinable(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         return
     plane = existing_plane(spec, aws)
     if plane is None:
-        yield finding(EXISTING, f"EKS cluster {spec.eks_name} is not in this account and region", "correct it")
+        yield missing(EXISTING, f"EKS cluster {spec.eks_name}")
     else:
         yield from unfit(spec, plane)
 

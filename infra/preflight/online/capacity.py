@@ -11,7 +11,7 @@ from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
 from infra.plan.summary import machines
-from infra.preflight.online.client import Aws, answered
+from infra.preflight.online.client import Aws, answered, missing
 from infra.preflight.rule import Context, Family, Problems, group_types, groups, listed
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"
@@ -42,8 +42,7 @@ def reservation_state(spec: ClusterSpec, context: Context, aws: Aws) -> Problems
     for path, group, there in _reservations(spec, aws):
         here = f"{path}.reservation"
         if there is None:
-            message = f"{group.capacity.reservation} is not in this account and region"
-            yield finding(here, message, "correct it, or have it shared with the account")
+            yield missing(here, str(group.capacity.reservation), "correct it, or have it shared with the account")
         elif (problem := _other_start(group, there, context.now)) is not None:
             yield finding(f"{path}.starts_at", problem, "set what AWS says: the group is filled at that time")
         elif there["State"] in TO_COME:

@@ -150,6 +150,11 @@ def unknown(path: str, why: str, fix: str) -> Problem:
     return finding(path, f"could not be checked: {short}", fix, level="unknown")
 
 
+def missing(path: str, what: str, fix: str = "correct it") -> Problem:
+    """Return the finding about something that the config names and AWS does not know."""
+    return finding(path, f"{what} is not in this account and region", fix)
+
+
 def ask(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
     """Return what the rule finds, or one line that says why AWS gave no answer; no answer never counts as a pass."""
     try:

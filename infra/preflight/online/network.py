@@ -10,7 +10,7 @@ from infra.finding import finding
 from infra.plan.network.endpoints import endpoints
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.online.client import Aws, answered, quotas_of
+from infra.preflight.online.client import Aws, answered, missing, quotas_of
 from infra.preflight.rule import Context, Family, Problems, known_groups, listed
 from infra.preflight.rules.network import named_zones
 
@@ -62,7 +62,7 @@ def subnets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         *((f"{ZONAL}.{zone}", existing.zone_subnet_ids[zone], there) for zone, there in zonal.items()),
     ]:
         if there is None:
-            yield finding(path, f"{named} is not in this account and region", "correct it")
+            yield missing(path, named)
         elif there["VpcId"] != existing.vpc_id:
             yield finding(path, f"{named} is of {there['VpcId']}, not of {existing.vpc_id}", "make them equal")
     if compute and compute["AvailabilityZoneId"] != spec.zone_id:
@@ -115,7 +115,7 @@ def dns(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     describe = aws.ec2.describe_vpc_attribute
     support = answered("InvalidVpcID.NotFound", describe, VpcId=vpc, Attribute="enableDnsSupport")
     if support is None:
-        yield finding("network.existing.vpc_id", f"{vpc} is not in this account and region", "correct it")
+        yield missing("network.existing.vpc_id", vpc)
         return
     names = describe(VpcId=vpc, Attribute="enableDnsHostnames")
     for what, attribute in (
@@ -204,7 +204,7 @@ def further_groups(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         path, vpc = f"network.security_group_ids.{index}", existing.vpc_id if existing else ""
         answer = answered("InvalidGroup.NotFound", aws.ec2.describe_security_groups, GroupIds=[group])
         if answer is None:
-            yield finding(path, f"{group} is not in this account and region", "correct it")
+            yield missing(path, group)
         elif (there := answer["SecurityGroups"][0].get("VpcId")) != vpc:
             yield finding(path, f"is of {there}, the nodes of {vpc}", "name a group of the nodes' VPC")
 
@@ -222,7 +222,7 @@ def prefix_lists(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         path = f"network.allow_from.{index}"
         entries = answered("InvalidPrefixListID.NotFound", _entries, aws, source)
         if entries is None:
-            yield finding(path, f"{source} is not in this account and region", "correct it")
+            yield missing(path, source)
             continue
         blocks = {text: ipv4_block(text) for text in entries}
         if wrong := [text for text, block in blocks.items() if block is None or too_wide(block)]:

@@ -17,7 +17,7 @@ from infra.plan.place import COST_TAG, host
 from infra.plan.storage.associations import S3_OWN_KEY, AssociationPlan, association_key
 from infra.plan.storage.buckets import made_buckets
 from infra.plan.storage.home import SOURCE
-from infra.preflight.online.client import Aws, answered, unknown
+from infra.preflight.online.client import Aws, answered, missing, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
 from infra.preflight.rules.buckets import KEYS, existing_buckets
@@ -41,7 +41,7 @@ def existing_lustre_facts(spec: ClusterSpec, context: Context, aws: Aws) -> Prob
         return
     answer = answered("FileSystemNotFound", aws.fsx.describe_file_systems, FileSystemIds=[existing.id])
     if answer is None:
-        yield finding(f"{HERE}.id", f"{existing.id} is not in this account and region", "correct it")
+        yield missing(f"{HERE}.id", existing.id)
         return
     yield from _described(existing, dict(answer["FileSystems"][0]))
     yield from _reached(spec, aws, dict(answer["FileSystems"][0]))
@@ -90,7 +90,7 @@ def existing_efs(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     named = homes.existing.id
     answer = answered("FileSystemNotFound", aws.efs.describe_file_systems, FileSystemId=named)
     if answer is None:
-        yield finding(f"{HOMES}.id", f"{named} is not in this account and region", "correct it")
+        yield missing(f"{HOMES}.id", named)
         return
     state = answer["FileSystems"][0]["LifeCycleState"]
     if state not in ("available", "updating"):
@@ -157,7 +157,7 @@ def _lets_in(spec: ClusterSpec, aws: Aws, path: str, group_id: str, ports: Seque
     describe = aws.ec2.describe_security_groups
     answer = answered("InvalidGroup.NotFound", describe, GroupIds=[group_id])
     if answer is None:
-        yield finding(path, f"{group_id} is not in this account and region", "correct it")
+        yield missing(path, group_id)
         return
     group = answer["SecurityGroups"][0]
     if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:

@@ -119,7 +119,7 @@ def partition_name(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "hyperpod-slurm":
         return
     for path, group in groups(spec):
-        if group.role == "worker" and (group.partition or group.name) in SPECIAL_PARTITIONS:
+        if group.role == "worker" and group.slurm_partition in SPECIAL_PARTITIONS:
             key = "partition" if group.partition else "name"
             yield finding(f"{path}.{key}", "Slurm reads a partition `default` as settings", "choose another name")
 
@@ -153,9 +153,9 @@ def mixed_partition(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "hyperpod-slurm":
         return
     workers = [item for item in known_groups(spec) if item[1].role == "worker"]
-    equipped = {group.partition or group.name: group for _, group, facts in workers if facts.accelerators}
+    equipped = {group.slurm_partition: group for _, group, facts in workers if facts.accelerators}
     for path, group, facts in workers:
-        partition = group.partition or group.name
+        partition = group.slurm_partition
         if partition in equipped and not facts.accelerators:
             message = f"{group.ec2_type} has no accelerators, {equipped[partition].name} of partition {partition} has"
             message += ": a job over both finds nodes that cannot train"

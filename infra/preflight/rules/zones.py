@@ -63,4 +63,4 @@ def _one_job(spec: ClusterSpec, group: Group, other: Group) -> bool:
     """Slurm holds a job to a partition; elsewhere nothing does."""
     if spec.backend != "hyperpod-slurm":
         return True
-    return (group.partition or group.name) == (other.partition or other.name)
+    return group.slurm_partition == other.slurm_partition

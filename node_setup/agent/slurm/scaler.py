@@ -23,7 +23,12 @@ LIVE = ("Pending", "InService")
 (https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-lifecycle.html)."""
 ACTIVITIES = 20
 LONGEST_MESSAGE = 200
-FIELDS = {"state": "State", "address": "NodeAddr", "busy": "LastBusyTime", "partitions": "Partitions"}
+MOST_COMMENTED = 1000
+"""Jobs that get AWS's words, the first in the queue: more would not fit into one command line."""
+MOST_PROTECTED = 19
+"""Of one call: https://docs.aws.amazon.com/cli/latest/reference/autoscaling/set-instance-protection.html"""
+SHOW_NODES = ("scontrol", "show", "node", "--oneliner")
+FIELDS = {**scheduler.FIELDS, "address": "NodeAddr", "busy": "LastBusyTime", "partitions": "Partitions"}
 OUT_OF_SERVICE = (*scheduler.UNUSABLE, "COMPLETING", "RESERVED", "REBOOT", "POWER")
 """In the state of a node that is IDLE and takes no job all the same, or has not done with one."""
 Log = Callable[[str], None]
@@ -46,22 +51,32 @@ class Scaler:
         self._since: Mapping[tuple[str, ...], float] = {}
         self._addresses: Mapping[str, frozenset[str]] = {}
         self._failures: dict[str, Failures] = {name: Failures() for name in self._partitions}
-        self._error = ""
+        self._error = self._missing = ""
+        self._looked_s = 0.0
 
     def look(self, now_s: float) -> None:
-        """Look once and change what is to be changed."""
+        """Look once and change what is to be changed. Time without answers does not count as time without a job."""
         try:
-            self._look(now_s)
+            groups, names, waiting, others = self._read(now_s)
             self._error = ""
-        except ReadError as error:
-            if str(error) != self._error:
-                self._log(f"groups are left as they are: {error}")
-            self._error = str(error)
+        except (ReadError, LookupError, TypeError, ValueError, AttributeError) as error:
+            why = str(error) if isinstance(error, ReadError) else f"an answer of Slurm or AWS is not whole: {error!r}"
+            if why != self._error:
+                self._log(f"groups are left as they are: {why}")
+            self._error = why
+            self._since = {what: since_s + now_s - self._looked_s for what, since_s in self._since.items()}
+            return
+        finally:
+            self._looked_s = now_s
+        for name, change in scaling.changes(groups, waiting, others, self._idle_s).items():
+            self._apply(name, names[name], change, now_s)
 
-    def _look(self, now_s: float) -> None:
-        listed = self._slurm("squeue", "--all", "--noheader", "--states=PD,CF,R,S", "--format=%i %t %D %P %r")
+    def _read(self, now_s: float) -> tuple[list[Group], dict[str, str], list[Waiting], dict[str, int]]:
+        """Return the groups, the names that AWS has for them, the jobs that wait and the other nodes of partitions."""
+        squeue = ("squeue", "--all", "--noheader", "--noconvert", "--states=PD,CF,R,S", "--format=%i %t %D %P %r")
+        listed = self._slurm(*squeue)
         waiting = scaling.waiting_jobs(listed)
-        nodes = scheduler.parse(self._slurm("scontrol", "show", "node", "--oneliner"), {**scheduler.FIELDS, **FIELDS})
+        nodes = scheduler.parse(self._slurm(*SHOW_NODES), FIELDS)
         found = self._groups()
         self._learn_addresses(found)
         since: dict[tuple[str, ...], float] = {}
@@ -72,14 +87,16 @@ class Scaler:
 
         groups, names, own = [], {}, set[str]()
         for name, described in found.items():
+            self._protect(name, described)
             machines = [self._machine(one, nodes, lasts_s) for one in live_instances(described)]
             own |= {machine.node for machine in machines if machine.node}
             desired = described["DesiredCapacity"]
             unfilled = desired > len(machines)
-            if unfilled:
+            failures = self._failures[name]
+            if unfilled or failures.unread or now_s < failures.held_until_s:
                 self._note_failures(name, described["AutoScalingGroupName"], now_s, waiting)
-            else:
-                self._failures[name].over(desired)
+            if not unfilled:
+                failures.over(desired)
             group = Group(
                 name,
                 self._partitions[name],
@@ -87,14 +104,12 @@ class Scaler:
                 described["MaxSize"],
                 tuple(machines),
                 lasts_s("unfilled", name) if unfilled else 0.0,
-                now_s < self._failures[name].held_until_s,
+                now_s < failures.held_until_s,
             )
             groups.append(group)
             names[name] = described["AutoScalingGroupName"]
         self._since = since
-        others = count_others(nodes, own)
-        for name, change in scaling.changes(groups, waiting, others, self._idle_s).items():
-            self._apply(name, names[name], change, now_s)
+        return groups, names, waiting, count_others(nodes, own)
 
     def _machine(self, instance: str, nodes: Mapping[str, Node], lasts_s: Callable[..., float]) -> Machine:
         addresses = self._addresses.get(instance, frozenset())
@@ -105,17 +120,35 @@ class Scaler:
         return Machine(instance, name, state, lasts_s(instance, state, last))
 
     def _groups(self) -> dict[str, Any]:
-        """Return the groups of this cluster that are scaled, as AWS describes them, by name."""
+        """Return the groups of this cluster that are scaled and not being deleted, as AWS describes them, by name."""
         filters = f"Name=tag:{CLUSTER_TAG},Values={self._cluster}"
         answer = self._aws("autoscaling", "describe-auto-scaling-groups", "--filters", filters)
         found = {}
         for group in answer["AutoScalingGroups"]:
             name = next((tag["Value"] for tag in group["Tags"] if tag["Key"] == GROUP_TAG), None)
-            if name is not None and name in self._partitions:
+            # A destroy first makes the most 0 and takes away the protection; a Status is there once the group is deleted.
+            ends = group.get("Status") or not group["MaxSize"]
+            if name is not None and name in self._partitions and not ends:
                 found[str(name)] = group
-        if missing := sorted(set(self._partitions) - set(found)):
-            raise ReadError(f"no Auto Scaling group of {', '.join(missing)} is there")
+        missing = ", ".join(sorted(set(self._partitions) - set(found)))
+        if missing and missing != self._missing:
+            self._log(f"no Auto Scaling group of {missing} is there, or it is being deleted")
+        self._missing = missing
         return found
+
+    def _protect(self, name: str, described: Mapping[str, Any]) -> None:
+        """Protect machines from Auto Scaling that were there before their group protected new ones."""
+        open_ = [
+            one["InstanceId"]
+            for one in described["Instances"]
+            if one["LifecycleState"] == "InService" and not one["ProtectedFromScaleIn"]
+        ]
+        for at in range(0, len(open_), MOST_PROTECTED):
+            some = open_[at : at + MOST_PROTECTED]
+            options = ("--auto-scaling-group-name", described["AutoScalingGroupName"], "--protected-from-scale-in")
+            if error := self._call("autoscaling", "set-instance-protection", *options, "--instance-ids", *some):
+                raise ReadError(f"machines of group {name} are not protected: {error}")
+            self._log(f"group {name}: {', '.join(some)} are protected from scale-in")
 
     def _learn_addresses(self, found: Mapping[str, Any]) -> None:
         """Ask for the addresses of machines only where there is a new one."""
@@ -126,9 +159,14 @@ class Scaler:
         filters = f"Name=tag:aws:autoscaling:groupName,Values={groups}"
         answer = self._aws("ec2", "describe-instances", "--filters", filters)
         self._addresses = {
-            one["InstanceId"]: frozenset(face["PrivateIpAddress"] for face in one.get("NetworkInterfaces", ()))
+            one["InstanceId"]: addresses
             for reservation in answer["Reservations"]
             for one in reservation["Instances"]
+            if (
+                addresses := frozenset(
+                    filter(None, (face.get("PrivateIpAddress") for face in one["NetworkInterfaces"]))
+                )
+            )
         }
 
     def _note_failures(self, name: str, group: str, now_s: float, waiting: Sequence[Waiting]) -> None:
@@ -136,22 +174,28 @@ class Scaler:
         answer = self._aws("autoscaling", "describe-scaling-activities", *options)
         failed = {one["ActivityId"]: one for one in answer["Activities"] if one["StatusCode"] == "Failed"}
         new = self._failures[name].new(failed)
-        if not new:
+        if not new or now_s < self._failures[name].held_until_s:
             return
         hold_s = self._failures[name].hold(now_s)
         why = " ".join(str(failed[new[0]].get("StatusMessage", "no reason given")).split())[:LONGEST_MESSAGE]
         line = f"group {name} gets no more machines: {why}; the next try is in {hold_s / 60:.0f} min"
         self._log(line)
-        for job in waiting:
-            if self._partitions[name] in job.partitions:
-                self._host.run(("scontrol", "update", f"JobId={job.job}", f"AdminComment=lustrain: {line}"), 30)
+        jobs = list(dict.fromkeys(job.job for job in waiting if self._partitions[name] in job.partitions))
+        if jobs:
+            listed = ",".join(jobs[:MOST_COMMENTED])
+            self._host.run(("scontrol", "update", f"JobId={listed}", f"AdminComment=lustrain: {line}"), 30)
 
     def _apply(self, name: str, group: str, change: Change, now_s: float) -> None:
         if change.desired is not None:
             options = ("--auto-scaling-group-name", group, "--desired-capacity", str(change.desired))
             done = self._call("autoscaling", "set-desired-capacity", *options, "--no-honor-cooldown")
             self._log(f"group {name}: desired capacity {change.desired}{_unless(done)}")
+        for machine in change.freed:
+            self._log(f"{machine.node} of group {name} takes jobs again: its machine did not end")
+            self._resume(machine)
         for machine in change.lost:
+            if self._has_node(machine):
+                continue
             done = self._terminate(machine)
             why = f"is no node after {machine.for_s / 60:.0f} min; its boot's log says why"
             self._log(f"{machine.instance} of group {name} {why}. It is ended{_unless(done)}")
@@ -161,19 +205,34 @@ class Scaler:
             self._end(name, machine)
 
     def _end(self, name: str, machine: Machine) -> None:
-        """Drain the node, and end its machine only where no job came before that."""
+        """Drain the node, and end its machine only where no job came before that.
+
+        Where AWS refuses or does not answer, the node stays drained: its machine may be ending. The next looks see it."""
         assert machine.node is not None
+        if self._state(machine.node) not in (scaling.IDLE, scaling.ENDING):
+            return
         drain = ("scontrol", "update", f"NodeName={machine.node}", "State=DRAIN", f"Reason={ENDS}")
         drained = self._host.run(drain, 30)
-        node, _ = scheduler.show_node(self._host, machine.node)
-        if not drained.ok or node is None or machine_state({**node, "reason": ENDS}) != scaling.ENDING:
-            why = "it has a job" if drained.ok else drained.complaint
+        if not drained.ok or self._state(machine.node) != scaling.ENDING:
+            why = "it has a job, or cannot be seen" if drained.ok else drained.complaint
             self._log(f"{machine.node} of group {name} is not ended: {why}")
-        else:
-            done = self._terminate(machine)
-            self._log(f"{machine.node} of group {name} was idle, and {machine.instance} is ended{_unless(done)}")
-            if not done:
-                return
+            self._resume(machine)
+            return
+        done = self._terminate(machine)
+        self._log(f"{machine.node} of group {name} was idle, and {machine.instance} is ended{_unless(done)}")
+
+    def _state(self, name: str) -> str:
+        """Return what the node is now; kept where Slurm does not say."""
+        node, _ = scheduler.show_node(self._host, name)
+        return scaling.KEPT if node is None else machine_state(node)
+
+    def _has_node(self, machine: Machine) -> bool:
+        """Return whether a machine became a node since the look, or Slurm does not say."""
+        done = self._host.run(SHOW_NODES, 30)
+        addresses = self._addresses.get(machine.instance, frozenset())
+        return not done.ok or any(node["address"] in addresses for node in scheduler.parse(done.out, FIELDS).values())
+
+    def _resume(self, machine: Machine) -> None:
         self._host.run(("scontrol", "update", f"NodeName={machine.node}", "State=RESUME"), 30)
 
     def _terminate(self, machine: Machine) -> str:
@@ -206,13 +265,19 @@ class Failures:
 
     def __init__(self) -> None:
         self.held_until_s = 0.0
-        self._seen: set[str] = set()
+        self._seen: set[str] | None = None
         self._in_turn = 0
 
+    @property
+    def unread(self) -> bool:
+        return self._seen is None
+
     def new(self, failed: Iterable[str]) -> list[str]:
-        """Return the activities that were not there at the last look, the newest first."""
-        new = [activity for activity in failed if activity not in self._seen]
-        self._seen = set(failed)
+        """Return the activities that were not there at the last look, the newest first; none at the first look, whose failures
+        may be weeks old."""
+        listed = list(failed)
+        new = [] if self._seen is None else [activity for activity in listed if activity not in self._seen]
+        self._seen = set(listed)
         return new
 
     def hold(self, now_s: float) -> float:

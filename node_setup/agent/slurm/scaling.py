@@ -66,10 +66,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Change:
-    """The desired capacity to set first, None where it is right; then the machines to end, each of which lowers it by one."""
+    """The desired capacity to set first, None where it is right; then the machines to end, each of which lowers it by one.
+    Nodes of the `freed` take jobs again: their machines were to end, and are still there."""
 
     desired: int | None = None
     ended: tuple[Machine, ...] = ()
+    freed: tuple[Machine, ...] = ()
     lost: tuple[Machine, ...] = ()
 
 
@@ -90,13 +92,16 @@ def waiting_jobs(listed: str) -> list[Waiting]:
 
 def array_tasks(job: str, running: int) -> int:
     """Return how many tasks of `7_[0-9:2,12%3]` may start beside those that run: its list, and its throttle after the `%`."""
-    _, found, listed = job.partition("_[")
-    if not found:
+    _, of_array, listed = job.partition("_[")
+    if not of_array:
         return 1
     listed, _, throttle = listed.rstrip("]").partition("%")
     tasks = 0
-    for first, last, step in re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", listed):
-        tasks += (int(last or first) - int(first)) // int(step or 1) + 1
+    for span in listed.split(","):
+        # squeue ends a long list with `...`, in the middle of a number.
+        if found := re.fullmatch(r"(\d+)(?:-(\d+))?(?::(\d+))?", span):
+            first, last, step = found.groups()
+            tasks += (int(last or first) - int(first)) // int(step or 1) + 1
     return max(0, min(tasks, int(throttle) - running)) if throttle else tasks
 
 
@@ -141,8 +146,12 @@ def _change(group: Group, need: int, idle_s: float) -> Change:
             desired = max(base, min(group.most, base + missing))
         elif group.unfilled_s >= idle_s:
             desired = max(live, base + missing)
-    ended = (*_of(group, ENDING), *due[:spare])
-    return Change(None if desired == group.desired else desired, ended, lost)
+    ending = _of(group, ENDING)
+    ended = (*(one for one in ending if not one.for_s), *due[:spare])
+    freed = tuple(one for one in ending if one.for_s)
+    # The most may have become less than there are.
+    desired = min(desired, group.most)
+    return Change(None if desired == group.desired else desired, ended, freed, lost)
 
 
 def _of(group: Group, state: str) -> list[Machine]:

@@ -178,9 +178,12 @@ def _only_one(work: Path) -> Iterator[None]:
     try:
         work.mkdir(parents=True, exist_ok=True)
         fd = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        is_ours = try_lock(fd)
     except OSError as error:
-        raise UserError(problem("--work", str(work), f"cannot be used: {error.strerror}")) from error
-    if not try_lock(fd):
+        why = f"cannot be used: {error.strerror}"
+        fix = "name a folder on a local disk, which has locks and can be written"
+        raise UserError(problem("--work", str(work), why, fix=fix)) from error
+    if not is_ours:
         os.close(fd)
         why = "another tokenize is at work on this token set"
         raise UserError(problem("--work", str(work), why, fix="wait for it, or stop it"))

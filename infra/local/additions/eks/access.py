@@ -17,6 +17,7 @@ from infra.local.additions.eks.clusters import (
     check_role,
     get_active_cluster,
     get_control_plane,
+    refuse_members,
     reject,
 )
 from infra.local.additions.serving import Call, refuse, serve
@@ -92,6 +93,7 @@ def _create_entry(call: Call) -> Mapping[str, Any]:
     if principal in plane.parts["entries"]:
         message = "The specified access entry resource is already in use on this cluster."
         refuse("ResourceInUseException", message, clusterName=plane.name)
+    refuse_members(call, "kubernetesGroups", "username")
     if call.get("type", "STANDARD") != "STANDARD":
         reject("The embedded AWS makes access entries of type STANDARD only")
     now = datetime.now(UTC)
@@ -170,6 +172,7 @@ def _get_identity(call: Call) -> dict[str, Any]:
 def _create_identity(call: Call) -> Mapping[str, Any]:
     """Give the pods of a service account a role; refuse a second role for the same account."""
     plane, parameters = get_active_cluster(call), call.params
+    refuse_members(call, "targetRoleArn")
     for other in plane.parts["identities"].values():
         if all(other[name] == parameters[name] for name in ("namespace", "serviceAccount")):
             message = f"Association already exists: {other['associationId']}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +17,7 @@ from infra.local.additions.eks.clusters import (
     get_active_cluster,
     get_control_plane,
     record_update,
+    refuse_members,
     reject,
 )
 from infra.local.additions.hyperpod import clusters as hyperpod
@@ -27,8 +27,8 @@ LEFT_OUT = (
     "eks add-ons: nothing is installed; one made-up version each, for every Kubernetes version; configuration values are held "
     "against no schema and conflict with nothing; no pod identities of an add-on's own"
 )
-CREATING_SECONDS = 0.2
 VERSION = "v1.1.0-eksbuild.1"
+_NOT_KEPT = ("serviceAccountRoleArn", "podIdentityAssociations")
 DAEMON_ADDONS = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent")
 """DaemonSets, which are healthy without a node."""
 POD_ADDONS = (
@@ -57,7 +57,7 @@ def install() -> None:
         "eks",
         {
             "CreateAddon": _create,
-            "DescribeAddon": lambda call: {"addon": _describe_addon(call, _get_addon(call))},
+            "DescribeAddon": _describe,
             "UpdateAddon": _update,
             "DeleteAddon": _delete,
             "ListAddons": lambda call: {"addons": list(_get_plane(call).parts["addons"])},
@@ -81,6 +81,9 @@ def _get_addon(call: Call) -> dict[str, Any]:
 
 def _create(call: Call) -> Mapping[str, Any]:
     plane, name = get_active_cluster(call), call.params["addonName"]
+    refuse_members(call, *_NOT_KEPT)
+    if call.get("addonVersion", VERSION) != VERSION:
+        reject("Addon version specified is not supported")
     if name not in (*DAEMON_ADDONS, *POD_ADDONS):
         reject(f"Addon {name} specified is not supported in {plane.version} kubernetes version")
     if name in plane.parts["addons"]:
@@ -94,7 +97,7 @@ def _create(call: Call) -> Mapping[str, Any]:
         "createdAt": now,
         "modifiedAt": now,
         "tags": dict(call.get("tags", {})),
-        "ready": time.monotonic() + CREATING_SECONDS,
+        "status": "CREATING",
     }
     if call.get("configurationValues") is not None:
         record["configurationValues"] = call.params["configurationValues"]
@@ -102,8 +105,15 @@ def _create(call: Call) -> Mapping[str, Any]:
     return {"addon": _describe_addon(call, record)}
 
 
+def _describe(call: Call) -> Mapping[str, Any]:
+    record = _get_addon(call)
+    description = _describe_addon(call, record)
+    record["status"] = "ACTIVE"
+    return {"addon": description}
+
+
 def _describe_addon(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
-    description = {name: value for name, value in record.items() if name != "ready"}
+    description = dict(record)
     plane, name = _get_plane(call), record["addonName"]
     lacks_required = name in REQUIRED_ADDONS and REQUIRED_ADDONS[name] not in plane.parts["addons"]
     degraded = lacks_required or (name in POD_ADDONS and not _count_nodes(call, plane))
@@ -113,8 +123,8 @@ def _describe_addon(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
         "resourceIds": [],
     }
     description["health"] = {"issues": [issue] if degraded else []}
-    status = "DEGRADED" if degraded else "ACTIVE"
-    description["status"] = status if time.monotonic() >= record["ready"] else "CREATING"
+    if degraded and record["status"] == "ACTIVE":
+        description["status"] = "DEGRADED"
     return description
 
 
@@ -131,6 +141,7 @@ def _orchestrated_by(cluster: hyperpod.Cluster, eks_arn: str) -> bool:
 
 def _update(call: Call) -> Mapping[str, Any]:
     record = _get_addon(call)
+    refuse_members(call, *_NOT_KEPT)
     if call.get("configurationValues") is not None:
         record["configurationValues"] = call.params["configurationValues"]
     record["modifiedAt"] = datetime.now(UTC)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -26,18 +25,22 @@ from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
     "eks: control planes without Kubernetes; any version 1.x is taken; no access entry for the creator, no encryption, "
-    "outposts, identity providers, Auto Mode or scaling; only version, logs, endpoints and support change, and in no time"
+    "outposts, identity providers, Auto Mode or scaling; a new one is there after its first description; only version, logs, "
+    "endpoints and support change, and in no time"
 )
 INVALID = "InvalidParameterException"
-CREATING_SECONDS = 0.3
 DEFAULT_VERSION = "1.33"
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 DEFAULT_UPGRADE_POLICY = {"supportType": "EXTENDED"}
+_NOT_KEPT = (
+    "encryptionConfig", "outpostConfig", "computeConfig", "storageConfig", "remoteNetworkConfig", "zonalShiftConfig",
+    "deletionProtection",
+)  # fmt: skip
 UPDATE_TYPES = {"logging": "LoggingUpdate", "upgradePolicy": "UpgradePolicyUpdate"}
 
 
 class ControlPlane(MotoCluster):
-    """moto's cluster with a life cycle and all members; `parts` holds add-ons, entries and pod identities by kind."""
+    """moto's cluster with all members, active once it has been described; `parts` holds add-ons and the like by kind."""
 
     def __init__(self, call: Call, vpc: str) -> None:
         parameters = call.params
@@ -51,7 +54,7 @@ class ControlPlane(MotoCluster):
             version=call.get("version", DEFAULT_VERSION),
             tags=dict(call.get("tags", {})),
         )
-        self.ready = time.monotonic() + CREATING_SECONDS
+        self.status = "CREATING"
         self.resources_vpc_config = {**_endpoint_config(parameters["resourcesVpcConfig"]), "vpcId": vpc}
         self.access_config = {
             "authenticationMode": "CONFIG_MAP",
@@ -73,14 +76,6 @@ class ControlPlane(MotoCluster):
         self.updates: dict[str, dict[str, Any]] = {}
         self.interfaces: list[str] = []
 
-    @property
-    def status(self) -> str:
-        return "ACTIVE" if time.monotonic() >= self.ready else "CREATING"
-
-    @status.setter
-    def status(self, value: str) -> None:
-        """Ignore the status that moto sets at creation; the clock determines it."""
-
 
 def install() -> None:
     for path in ("clusters/(?P<name>[^/]+)/(?P<rest>.+)", "addons/(?P<rest>.+)", "access-policies"):
@@ -90,9 +85,7 @@ def install() -> None:
         "eks",
         {
             "CreateCluster": _create,
-            "DescribeCluster": lambda call: {
-                "cluster": _describe_cluster(get_control_plane(call, call.params["name"]))
-            },
+            "DescribeCluster": _describe,
             "DeleteCluster": _delete,
             "UpdateClusterConfig": _update_config,
             "UpdateClusterVersion": _update_version,
@@ -138,6 +131,7 @@ def _create(call: Call) -> Mapping[str, Any]:
         refuse("ResourceInUseException", f"Cluster already exists with name: {name}", clusterName=name)
     if not re.fullmatch(r"1\.\d+", call.get("version", DEFAULT_VERSION)):
         reject("unsupported Kubernetes version")
+    refuse_members(call, *_NOT_KEPT)
     check_role(call, call.params["roleArn"], "eks.amazonaws.com")
     vpc = _check_network(call, network)
     plane = ControlPlane(call, vpc)
@@ -189,6 +183,13 @@ def _log_types(current: tuple[str, ...], request: Mapping[str, Any]) -> tuple[st
     return tuple(log_type for log_type in LOG_TYPES if log_type in enabled)
 
 
+def _describe(call: Call) -> Mapping[str, Any]:
+    plane = get_control_plane(call, call.params["name"])
+    description = _describe_cluster(plane)
+    plane.status = "ACTIVE"
+    return {"cluster": description}
+
+
 def _describe_cluster(plane: ControlPlane) -> dict[str, Any]:
     disabled = [log_type for log_type in LOG_TYPES if log_type not in plane.log_types]
     logging = [
@@ -230,8 +231,10 @@ def _delete(call: Call) -> Mapping[str, Any]:
 def _update_config(call: Call) -> Mapping[str, Any]:
     plane = get_control_plane(call, call.params["name"])
     update_names = [name for name in call.params if name in UPDATE_TYPES or name == "resourcesVpcConfig"]
-    if len(update_names) != 1:
+    if len(update_names) > 1:
         reject("Only one type of update can be allowed.")
+    if not update_names:
+        reject(f"The embedded AWS changes resourcesVpcConfig, {' and '.join(UPDATE_TYPES)} of a cluster only.")
     (name,) = update_names
     if name == "resourcesVpcConfig":
         return {"update": record_update(plane, _change_vpc_config(call, plane))}
@@ -300,6 +303,13 @@ def _untag(call: Call) -> Mapping[str, Any]:
     for key in call.params["tagKeys"]:
         tags.pop(key, None)
     return {}
+
+
+def refuse_members(call: Call, *names: str) -> None:
+    """Refuse what the emulation would take and forget, which a client would miss later without a reason."""
+    for name in names:
+        if call.get(name):
+            reject(f"The embedded AWS keeps no {name}.")
 
 
 def reject(message: str, **details: str) -> NoReturn:

@@ -6,7 +6,6 @@ file system (https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linke
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,19 +21,14 @@ LEFT_OUT = (
     "fsx data repository associations: no data moves in either direction; no notifications on the bucket, no MISCONFIGURED "
     "state; folders and prefixes that overlap, and how many there are, are judged by preflight only"
 )
-LINKING_SECONDS = 0.3
 
 
 @dataclass
 class Association:
-    """`record` is the description without tags and life cycle; `ready` is a value of time.monotonic."""
+    """`record` is the description without tags and life cycle."""
 
     record: dict[str, Any]
-    ready: float
-
-    @property
-    def lifecycle(self) -> str:
-        return "AVAILABLE" if time.monotonic() >= self.ready else "CREATING"
+    lifecycle: str = "CREATING"
 
 
 def install() -> None:
@@ -64,11 +58,6 @@ def _get_association(call: Call, association_id: str) -> Association:
 def _create(call: Call) -> Mapping[str, Any]:
     _check_file_system(get_file_system(call, call.params["FileSystemId"]).record)
     _check_bucket(call)
-    others = [
-        association
-        for association in _associations(call).values()
-        if association.record["FileSystemId"] == call.params["FileSystemId"]
-    ]
     association_id = lookups.new_id("dra")
     record = {
         "AssociationId": association_id,
@@ -81,9 +70,7 @@ def _create(call: Call) -> Mapping[str, Any]:
         "S3": _active_policies(call.get("S3", {})),
         "CreationTime": datetime.now(UTC),
     }
-    previous_end = max((other.ready for other in others), default=0.0)
-    association = Association(record, max(previous_end, time.monotonic()) + LINKING_SECONDS)
-    _associations(call)[association_id] = association
+    association = _associations(call)[association_id] = Association(record)
     get_backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
     return {"Association": _describe_association(call, association)}
 
@@ -124,7 +111,13 @@ def _describe_association(call: Call, association: Association) -> dict[str, Any
 def _describe(call: Call) -> Mapping[str, Any]:
     ids = call.get("AssociationIds") or list(_associations(call))
     matches = [_get_association(call, association_id) for association_id in ids]
-    return {"Associations": [_describe_association(call, association) for association in matches]}
+    descriptions = [_describe_association(call, association) for association in matches]
+    # Each call completes one association, the oldest first.
+    for association in _associations(call).values():
+        if association.lifecycle == "CREATING":
+            association.lifecycle = "AVAILABLE"
+            break
+    return {"Associations": descriptions}
 
 
 def _update(call: Call) -> Mapping[str, Any]:

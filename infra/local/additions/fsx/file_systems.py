@@ -5,7 +5,6 @@ moto stores what a request holds: no defaults, no mount name, no interfaces, no 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,9 +24,9 @@ from infra.local.patches.wrapping import get_or_create
 
 LEFT_OUT = (
     "fsx: Lustre PERSISTENT_2 and OpenZFS SINGLE_AZ_HA_2 only, two network interfaces each; sizes, rates and IOPS are taken as "
-    "they come, which preflight judges; no data, changes of volumes, backups, or pages of long listings; changes take no time"
+    "they come, which preflight judges; no data, changes of volumes, backups, or pages of long listings; what is new is there "
+    "after its first description, and changes take no time"
 )
-CREATING_SECONDS = 0.5
 
 
 @dataclass
@@ -35,7 +34,8 @@ class FileSystem:
     """`record` is the description without tags and life cycle; moto reads the properties."""
 
     record: dict[str, Any]
-    created: float = field(default_factory=time.monotonic)
+    lifecycle: str = "CREATING"
+    """The first description still says so, so that clients have to wait; there is no clock in it."""
 
     @property
     def file_system_id(self) -> str:
@@ -44,10 +44,6 @@ class FileSystem:
     @property
     def resource_arn(self) -> str:
         return str(self.record["ResourceARN"])
-
-    @property
-    def lifecycle(self) -> str:
-        return "CREATING" if time.monotonic() - self.created < CREATING_SECONDS else "AVAILABLE"
 
 
 @dataclass
@@ -198,14 +194,21 @@ def _describe_file_system(call: Call, file_system: FileSystem) -> dict[str, Any]
 
 def _describe(call: Call) -> Mapping[str, Any]:
     ids = call.get("FileSystemIds") or list(get_backend(call).file_systems)
-    return {
-        "FileSystems": [_describe_file_system(call, get_file_system(call, file_system_id)) for file_system_id in ids]
-    }
+    file_systems = [get_file_system(call, file_system_id) for file_system_id in ids]
+    descriptions = [_describe_file_system(call, file_system) for file_system in file_systems]
+    for file_system in file_systems:
+        file_system.lifecycle = "AVAILABLE"
+    return {"FileSystems": descriptions}
 
 
 def _update(call: Call) -> Mapping[str, Any]:
     file_system = get_file_system(call, call.params["FileSystemId"])
     record = file_system.record
+    if call.get("StorageCapacity", record.get("StorageCapacity", 0)) < record.get("StorageCapacity", 0):
+        refuse("BadRequest", f"The storage capacity of {file_system.file_system_id} cannot be decreased.")
+    current_iops, iops = map(_metadata_iops, (record, call.params))
+    if iops and iops < current_iops:
+        refuse("BadRequest", f"The metadata IOPS of {file_system.file_system_id} cannot be decreased.")
     record |= {name: call.params[name] for name in ("StorageCapacity", "FileSystemTypeVersion") if call.get(name)}
     request = {**call.params, "StorageCapacity": record.get("StorageCapacity")}
     if record["FileSystemType"] == "LUSTRE":
@@ -218,6 +221,11 @@ def _update(call: Call) -> Mapping[str, Any]:
     update = {"AdministrativeActionType": "FILE_SYSTEM_UPDATE", "Status": "COMPLETED", "RequestTime": now}
     record["AdministrativeActions"] = [update]
     return {"FileSystem": _describe_file_system(call, file_system)}
+
+
+def _metadata_iops(description: Mapping[str, Any]) -> int:
+    configuration = description.get("LustreConfiguration") or {}
+    return int((configuration.get("MetadataConfiguration") or {}).get("Iops") or 0)
 
 
 def _delete(call: Call) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ def list_price() -> float:
     kind, found = instance(TYPE), price(TYPE, HOME)
     assert kind is not None
     assert found is not None
-    return found.usd_hour / sum(device.count for device in kind.accelerators)
+    return found.usd_hour / kind.accelerator_count
 
 
 def dashboard(gpu_hour_usd: float | None = None) -> Dashboard:
