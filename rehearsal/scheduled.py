@@ -31,7 +31,7 @@ from rehearsal.provision import instances_in_service
 from rehearsal.stages import CONFIG, EVERY_STEPS, INTERRUPTED, NOTICE_S, RANKS, Journey, newest_step
 from trainer.checkpoint.lineage.lease import committed
 from trainer.environment import SILENT
-from trainer.errors import EXIT_DONE, EXIT_REQUEUE
+from trainer.errors import EXIT_DONE
 from trainer.metrics.reader import read_events, read_generations, read_steps
 from trainer.run import journal
 
@@ -103,7 +103,7 @@ class StackSlurm:
     def train_until_notice(self) -> int:
         """Start the run; at a random step one of its nodes gets a notice. Returns the step that was saved."""
         journey = self._journey
-        at = journey.rng.randrange(journey.steps // 6, journey.steps // 3)
+        at = journey.draw_notice()
         title = f"fab train on Slurm; spot notice around step {at}, by the event bus and to the node"
         real = "fab, sbatch, ranks on two nodes, EventBridge rule to SQS, IMDSv2 protocol, save, commit, drain"
         with journey.stage(title, real=real, emulated="EC2, metadata service, S3, SQS") as stage:
@@ -136,19 +136,13 @@ class StackSlurm:
                 by_queue and drained,
                 f"spot interruption of {doomed.instance}",
             )
-            kept = launch["code"] == EXIT_REQUEUE and saved >= at and took < NOTICE_S
-            journey.promise(
-                "a notice ends in a committed checkpoint and exit 85, in time",
-                kept,
-                f"exit {launch['code']} after {took:.1f} of {NOTICE_S:.0f} s",
-            )
+            journey.promise_notice_saved(launch["code"], took, saved, at)
             return saved
 
     def lose_a_node(self, notice_at: int) -> None:
         """Boot what Auto Scaling launched in the doomed node's place; then a node of the run loses its power."""
         journey = self._journey
-        first_save = (notice_at // EVERY_STEPS + 1) * EVERY_STEPS
-        at = journey.rng.randrange(first_save + 3, max(first_save + 4, journey.steps * 3 // 4))
+        at = journey.draw_loss(notice_at)
         title = f"the node is replaced; another one is lost around step {at}, without notice, and replaced"
         with journey.stage(title, real=f"{REAL}; requeue, resume", emulated=EMULATED) as stage:
             second, third = self._lab.nodes[1 + RANKS :]

@@ -21,7 +21,7 @@ from rehearsal.provision import Provisioned
 from rehearsal.watch import Watch
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import committed
-from trainer.errors import EXIT_DONE
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.metrics.alerts import Firing
 from trainer.metrics.reader import read_steps
 from trainer.node.launcher import LocalJob
@@ -94,6 +94,23 @@ class Journey:
 
     def promise(self, text: str, kept: bool, figure: str) -> None:
         self.promises.append(Promise(text, kept, figure))
+
+    def draw_notice(self) -> int:
+        """Return the step around which the notice comes."""
+        return self.rng.randrange(self.steps // 6, self.steps // 3)
+
+    def draw_loss(self, notice_at: int) -> int:
+        """Return the step around which a node is lost: after the first save since the notice."""
+        first_save = (notice_at // EVERY_STEPS + 1) * EVERY_STEPS
+        return self.rng.randrange(first_save + 3, max(first_save + 4, self.steps * 3 // 4))
+
+    def promise_notice_saved(self, code: int, took_s: float, saved: int, at: int) -> None:
+        """Promise what a notice ends in: the launch ended with `code` after `took_s`, with step `saved` committed."""
+        self.promise(
+            "a notice ends in a committed checkpoint and exit 85, in time",
+            code == EXIT_REQUEUE and saved >= at and took_s < NOTICE_S,
+            f"exit {code} after {took_s:.1f} of {NOTICE_S:.0f} s",
+        )
 
     @contextmanager
     def stage(self, name: str, *, real: str, emulated: str) -> Iterator[dict[str, str]]:

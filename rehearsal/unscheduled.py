@@ -10,7 +10,6 @@ from rehearsal import proof
 from rehearsal.channel import notice_arrived
 from rehearsal.provision import instances_in_service
 from rehearsal.stages import EVERY_STEPS, INTERRUPTED, NOTICE_S, RANKS, Journey, finish, newest, newest_step
-from trainer.errors import EXIT_REQUEUE
 from trainer.metrics.reader import read_steps
 from trainer.node.launcher import LocalJob
 
@@ -26,7 +25,7 @@ def train(journey: Journey, at_rest: Callable[[], None]) -> None:
 
 def interrupt_by_notice(journey: Journey) -> int:
     """Attempt 1: a spot notice at a random step; returns the step that was saved."""
-    at = journey.rng.randrange(journey.steps // 6, journey.steps // 3)
+    at = journey.draw_notice()
     title = f"attempt 1: spot notice around step {at}, to the node and to the event bus"
     real = "IMDSv2 protocol, save, commit, exit code; EventBridge rule to SQS where the stack is up"
     with journey.stage(title, real=real, emulated="EC2, metadata service, S3") as stage:
@@ -47,12 +46,7 @@ def interrupt_by_notice(journey: Journey) -> int:
             figure = f"spot interruption of {node}" if node else "the cluster has no node in service"
             journey.promise("the notice is in the interruption queue", arrived, figure)
         stage["outcome"] = f"exit {code} {took:.1f} s after the notice, step {saved} committed"
-        kept = code == EXIT_REQUEUE and saved >= at and took < NOTICE_S
-        journey.promise(
-            "a notice ends in a committed checkpoint and exit 85, in time",
-            kept,
-            f"exit {code} after {took:.1f} of {NOTICE_S:.0f} s",
-        )
+        journey.promise_notice_saved(code, took, saved, at)
         return saved
 
 
@@ -69,8 +63,7 @@ def take_by_spot(journey: Journey) -> str:
 
 def kill_all_ranks(journey: Journey, notice_at: int) -> None:
     """Attempt 2: resumes, then every process of the job dies at once, without any notice."""
-    first_save = (notice_at // EVERY_STEPS + 1) * EVERY_STEPS
-    at = journey.rng.randrange(first_save + 3, max(first_save + 4, journey.steps * 3 // 4))
+    at = journey.draw_loss(notice_at)
     title = f"attempt 2: node lost around step {at} (SIGKILL, no notice)"
     with journey.stage(title, real="resume, SIGKILL", emulated="S3") as stage:
         job = journey.train(INTERRUPTED, RANKS)
@@ -95,9 +88,5 @@ def resume_run(journey: Journey) -> None:
 
 def wait_for_step(journey: Journey, job: LocalJob, step: int) -> None:
     """Wait until the run has logged `step` or the job has ended before it, which the promises then show."""
-    while job.running():
-        seen = read_steps(journey.store(INTERRUPTED))
-        attempt = max((int(record["attempt"]) for record in seen), default=0)
-        if seen and seen[-1]["step"] >= step and attempt:
-            return
+    while job.running() and newest_step(journey) < step:
         time.sleep(0.3)
