@@ -64,4 +64,4 @@ image-cuda: setup
 	$(BIN)/fab image-build --target cuda "$$@"
 
 clean:
-	rm -rf $(VENV) rehearsal/report.png rehearsal/report.md .pytest_cache .ruff_cache
+	rm -rf $(VENV) rehearsal/report*.png rehearsal/report*.md .pytest_cache .ruff_cache

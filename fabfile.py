@@ -5,7 +5,7 @@ from invoke.collection import Collection
 from images import tasks as image_tasks
 from infra import tasks as infra_tasks
 from launch import tasks as launch_tasks
-from lustrain.task import refuse_mistyped_flags
+from lustrain.task import read_command_line_strictly
 from node_setup import tasks as node_tasks
 from node_setup.fleet.options import DEFAULTS
 from planner import tasks as planner_tasks
@@ -16,4 +16,4 @@ every = (infra_tasks, image_tasks, node_tasks, planner_tasks, launch_tasks, rehe
 for one in (task for room in every for task in room.TASKS):
     namespace.add_task(one)
 namespace.configure(dict(DEFAULTS))
-refuse_mistyped_flags()
+read_command_line_strictly()

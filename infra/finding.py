@@ -20,7 +20,7 @@ LEVELS: tuple[Level, ...] = ("error", "unknown", "warning")
 def finding(path: str, why: str, fix: str = "", *, code: str = "", level: str = "", source: str = "") -> Problem:
     """Return the line `CODE level: path: why; fix: …`; the level of a line with a code is `error` where none is given.
 
-    A rule adds its own code, level and source to what it finds (`Rule.own`).
+    A rule adds its own code, level and source to what it finds (`Rule.label`).
     """
     shown = level or ("error" if code else "")
     return Problem(
@@ -60,9 +60,9 @@ class Rule:
         """Yield what `look` finds wrong in `facts`; of problems to which the plan gave a code, this rule's own."""
         for problem in self.look(*facts):
             if problem.code in ("", self.code):
-                yield self.own(problem)
+                yield self.label(problem)
 
-    def own(self, problem: Problem) -> Problem:
+    def label(self, problem: Problem) -> Problem:
         """Return the problem with this rule's code, and its fix, level and source where it has none of its own."""
         fix, level, source = problem.fix or self.fix, problem.level or self.level, problem.source or self.source
         return finding(problem.path, problem.why, fix, code=self.code, level=level, source=source)

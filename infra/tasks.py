@@ -36,17 +36,17 @@ def preflight(flags: Preflight) -> TaskResult:
     if flags.list:
         rules = commands.rules()
         return TaskResult(rules, rules)
-    found, wrong = commands.findings(flags.stack, flags.online)
+    by_stack, wrong = commands.findings(flags.stack, flags.online)
     lines: list[str] = []
-    for name, (stack, findings) in found.items():
+    for name, (stack, findings) in by_stack.items():
         lines += [] if flags.stack else [f"{name}:"]
         if report.exit_code(findings):
             lines += report.lines(findings)
         else:
             lines += [*summary(stack.spec), *report.lines(findings)]
             lines += [*report.cost_lines(commands.costs(stack)), *commands.before_first_up(stack)]
-    every = [finding for _, findings in found.values() for finding in findings]
-    data = [{"stack": name} | row for name, (_, findings) in found.items() for row in report.as_data(findings)]
+    every = [finding for _, findings in by_stack.values() for finding in findings]
+    data = [{"stack": name} | row for name, (_, findings) in by_stack.items() for row in report.as_data(findings)]
     return TaskResult(lines, data, USAGE if wrong else report.exit_code(every), wrong)
 
 
@@ -62,8 +62,8 @@ def cost(flags: Cost) -> TaskResult:
     """Show what a stack costs an hour and a month, part by part, at list prices."""
     from infra.preflight import commands, report, stackfile
 
-    found = commands.costs(stackfile.read(flags.stack), online=flags.online)
-    return TaskResult(list(report.cost_lines(found)), report.cost_data(found))
+    cost = commands.costs(stackfile.read(flags.stack), online=flags.online)
+    return TaskResult(list(report.cost_lines(cost)), report.cost_data(cost))
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def node_policy(flags: NodePolicy) -> TaskResult:
     """Print what an existing role (access.node_role, or one of eks) must trust, hold and allow."""
     from infra.preflight import commands
 
-    found = commands.role_policy(flags.stack, flags.account, flags.role)
-    return TaskResult(json.dumps(found, indent=2).splitlines())
+    policy = commands.role_policy(flags.stack, flags.account, flags.role)
+    return TaskResult(json.dumps(policy, indent=2).splitlines())
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from typing import Any
 
 from launch import backends, runs, status
 from launch.backends import LogLine
-from launch.backends.local import print_line
 from launch.report import GONE_S
 from launch.supervisor.loop import MAX_WAIT_S
 from launch.supervisor.policy import RestartPolicy, final_decision, launch_of
 from lustrain.problem import UserError, plain, problem
-from lustrain.progress import duration_text
+from lustrain.progress import duration_text, print_line
 from trainer.node.output import parse
 from trainer.run import journal
 from trainer.storage import ObjectStore
@@ -118,7 +117,7 @@ def has_ended(store: ObjectStore, request: Mapping[str, Any], launch: int | None
 
 def abandoned(store: ObjectStore, request: Mapping[str, Any]) -> str:
     """Return why nothing more will be printed of a run that has not ended; empty where that is not known."""
-    if host := runs.supervising_host(request, backends.is_supervised_by_caller):
+    if host := runs.supervising_host(request):
         # A supervisor that lives starts a launch, or gives up, within that time.
         longest_s = max(float(request.get("give_up_s") or MAX_WAIT_S), GONE_S)
         silent_s = time.time() - status.last_sign(store, request)
@@ -126,7 +125,7 @@ def abandoned(store: ObjectStore, request: Mapping[str, Any]) -> str:
             f"the run is silent for {duration_text(silent_s)}, and process {request.get('pid')} of {host} supervised it"
         )
         return f"{why}; fix: fab train … --resume" if silent_s > longest_s else ""
-    if not runs.supervisor_is_gone(request, backends.is_supervised_by_caller):
+    if not runs.supervisor_is_gone(request):
         return ""
     records = journal.read(store)
     if records and "ended" not in records[-1] and not status.is_silent(store, records[-1]):

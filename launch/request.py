@@ -36,6 +36,7 @@ NODE_AGENT, EKS_AGENT = "127.0.0.1:25888", "cloudwatch-agent.amazon-cloudwatch:2
 FILE = "file://"
 SIZE_FLAGS = ("--nodes", "--spare", "--nproc", "--group", "--partition")
 """Where one of these is wrong, the number of ranks is not known."""
+SUPERVISED_BY_CALLER = "supervised_by_caller"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
@@ -60,6 +61,8 @@ class RunRequest:
     python: str | None
     options: Any
     """The backend's own part of the request, of its own type."""
+    supervised_by_caller: bool
+    """As the backend's (`RequestBackend`)."""
 
     @property
     def config_uri(self) -> str:
@@ -74,6 +77,7 @@ class RunRequest:
         policy = self.policy
         return {
             "on": self.backend,
+            SUPERVISED_BY_CALLER: self.supervised_by_caller,
             "run": self.run,
             "nodes": {"least": policy.min_nodes, "most": policy.max_nodes, "asked": self.nodes},
             "ranks": policy.ranks_per_node,
@@ -199,6 +203,7 @@ def resolve_request(
         grace_s=interrupt.signal_grace_s,
         python=flags.python,
         options=options,
+        supervised_by_caller=backend.supervised_by_caller,
     )
 
 

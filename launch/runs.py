@@ -7,31 +7,29 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.request import RunRequest
+from launch.request import SUPERVISED_BY_CALLER, RunRequest
 from lustrain.problem import UserError, problem
-from trainer.run.journal import CONFIG, REQUEST, STOP, VERSION, encode_record, read
+from trainer.run.journal import CONFIG, REQUEST, REQUESTED_AT, STOP, VERSION, encode_record, read
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
 SUBMITTED = "launch/submitted.json"
 """The scheduler's job."""
-IsSupervisedByCaller = Callable[[str], bool]
-"""Whether the process that starts a run on the backend of this name supervises it (launch.backends.is_supervised_by_caller)."""
+EARLIER_SUPERVISED = ("local", "ssh")
+"""Backends whose caller supervises, for records from before that was recorded."""
 
 
-def register_run(
-    request: RunRequest, by_caller: IsSupervisedByCaller, *, resume: bool, files: Mapping[str, str]
-) -> ObjectStore:
+def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> ObjectStore:
     """Record the request in its run, with the plan's files by key. UserError where the run exists, or where `resume` finds
     none."""
     store = open_store(request.run, name="run.uri")
     record = read_record(store, REQUEST)
     if resume and record is not None:
         _refuse_other_address(record, request)
-        _refuse_beside_another(record, request, by_caller)
+        _refuse_beside_another(record, request)
     if record is not None and not resume:
         fix = "choose another --name or run.uri; or go on with this run: --resume"
         raise UserError(problem("run.uri", request.run, "there is a run of this name already", fix=fix))
@@ -45,7 +43,7 @@ def register_run(
         "by": by,
         "host": platform.node(),
         "pid": os.getpid(),
-        "asked": time.time(),
+        REQUESTED_AT: time.time(),
         "after": after,
         **request.record(),
     }
@@ -67,27 +65,31 @@ def _refuse_other_address(record: Mapping[str, Any], request: RunRequest) -> Non
         raise UserError(problem("run.uri", request.run, f"is the run {first}", fix=f"go on with it under {first}"))
 
 
-def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest, by_caller: IsSupervisedByCaller) -> None:
+def _refuse_beside_another(record: Mapping[str, Any], request: RunRequest) -> None:
     """Refuse a run whose supervising process on this machine still lives; a scheduler's jobs are its backend's to check."""
     pid = record.get("pid")
-    if _is_supervised_here(record, by_caller) and pid != os.getpid() and _supervises(pid):
+    if _is_supervised_here(record) and pid != os.getpid() and _supervises(pid):
         why = f"process {pid} of this machine still trains it"
         raise UserError(problem("--resume", request.run, why, fix=f"fab stop {request.run}, or let it go on"))
 
 
-def supervisor_is_gone(request: Mapping[str, Any], by_caller: IsSupervisedByCaller) -> bool:
+def supervisor_is_gone(request: Mapping[str, Any]) -> bool:
     """Whether the run was supervised by a process of this machine that has ended; of other machines that is not known."""
-    return _is_supervised_here(request, by_caller) and "pid" in request and not _supervises(request["pid"])
+    return _is_supervised_here(request) and "pid" in request and not _supervises(request["pid"])
 
 
-def supervising_host(request: Mapping[str, Any], by_caller: IsSupervisedByCaller) -> str:
+def supervising_host(request: Mapping[str, Any]) -> str:
     """Return the other machine of which a process supervises the run; empty where it is this one, or a scheduler's job does."""
     host = str(request.get("host") or "")
-    return host if by_caller(str(request.get("on"))) and host != platform.node() else ""
+    return host if _supervised_by_caller(request) and host != platform.node() else ""
 
 
-def _is_supervised_here(request: Mapping[str, Any], by_caller: IsSupervisedByCaller) -> bool:
-    return request.get("host") == platform.node() and by_caller(str(request.get("on")))
+def _is_supervised_here(request: Mapping[str, Any]) -> bool:
+    return request.get("host") == platform.node() and _supervised_by_caller(request)
+
+
+def _supervised_by_caller(request: Mapping[str, Any]) -> bool:
+    return bool(request.get(SUPERVISED_BY_CALLER, request.get("on") in EARLIER_SUPERVISED))
 
 
 def _supervises(pid: object) -> bool:

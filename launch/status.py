@@ -111,7 +111,7 @@ def is_silent(store: ObjectStore, launch: Mapping[str, Any]) -> bool:
 def last_sign(store: ObjectStore, request: Mapping[str, Any]) -> float:
     """Return when the run last was requested, began or ended a launch, or made a step, in Unix seconds."""
     records, steps = journal.read(store), last_steps(store)
-    times = [float(request.get("asked") or 0.0)]
+    times = [float(request.get(journal.REQUESTED_AT) or 0.0)]
     times += [float(records[-1].get("ended") or records[-1]["started"])] if records else []
     return max([*times, *(journal.unix(one["time"]) for one in steps[-1:])])
 
@@ -144,7 +144,7 @@ def _launch(record: Mapping[str, Any]) -> str:
         return f"{where}: since {_ago(time.time() - record['started'])}{idle}"
     parts = [f"code {record['code']}", f"{record.get('gained', 0)} steps committed"]
     parts += [f"{why} {', '.join(record[why])}" for why in ("blamed", "noticed") if record.get(why)]
-    parts += [record["said"]] if record.get("said") else []
+    parts += [record[journal.ERROR]] if record.get(journal.ERROR) else []
     return f"{where}: {'; '.join(parts)}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launch import runs
-from launch.backends import ArrayBackend, Backend, LaunchPlan, Submission, is_supervised_by_caller
+from launch.backends import ArrayBackend, Backend, LaunchPlan, Submission
 from launch.request import RunRequest
 from lustrain.problem import UNREACHABLE, UserError
 from lustrain.progress import Progress
@@ -42,7 +42,7 @@ def submit(
     """Start the run. UserError; the run is then as it was before, unless the scheduler may have taken the job."""
     plan = backend.plan(request, folder, environ)
     backend.check(request, plan, folder, resume=resume)
-    store = runs.register_run(request, is_supervised_by_caller, resume=resume, files=plan.files)
+    store = runs.register_run(request, resume=resume, files=plan.files)
     try:
         submission = backend.submit(request, plan, folder, store, output)
     except UserError as error:
@@ -74,7 +74,7 @@ def submit_array(
     try:
         with Progress("runs", len(requests), "runs", brief=True) as progress:
             for index, request in requests.items():
-                run = runs.register_run(request, is_supervised_by_caller, resume=index in resumed, files={})
+                run = runs.register_run(request, resume=index in resumed, files={})
                 registered[index] = run
                 # Where the answer to the submission is lost, the task is still known by its index.
                 before = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}

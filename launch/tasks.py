@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.flags import LogsFlags, ReportFlags, StatusFlags, StopFlags, SweepFlags, SweepStatusFlags, TrainFlags
 from lustrain.problem import DONE, FAILED, UserError, problem
+from lustrain.progress import print_line
 from lustrain.task import TaskResult, task
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def train(flags: TrainFlags, context: Any) -> TaskResult:
 def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     """Train one run for each combination of values, or those that a search draws; the same command again goes on."""
     from launch import backends
-    from launch.backends.local import print_line
     from launch.sweep import status as reading
     from launch.sweep.plan import SearchPlan, plan_search, plan_sweep
     from launch.sweep.start import StartOptions, start_search, start_sweep
@@ -72,8 +72,8 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     output = sys.stderr if flags.json else None
     options = StartOptions(every[name], folder, flags.resume, at_once, output, print_line)
     result = start_search(plan, options) if isinstance(plan, SearchPlan) else start_sweep(plan, options)
-    found = reading.read(result.sweep)
-    lines = reading.lines(found)
+    state = reading.read(result.sweep)
+    lines = reading.lines(state)
     lines += [f"ended before its last step: {run}; next: fab status {run}" for run in result.ended_early]
     if result.ended_early:
         lines.append("next: the same command with --resume starts them again")
@@ -82,7 +82,7 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     if result.interrupted:
         lines.append("interrupted; next: the same command again goes on")
     lines.append(f"next: fab sweep-status {plan.uri}")
-    data = found | {"ended_early": result.ended_early, "waiting": result.waiting, "interrupted": result.interrupted}
+    data = state | {"ended_early": result.ended_early, "waiting": result.waiting, "interrupted": result.interrupted}
     if result.error is not None:
         return TaskResult(lines, data, result.error.exit_code, result.error.problems)
     return TaskResult(lines, data, EXIT_REQUEUE if result.interrupted else FAILED if result.ended_early else DONE)
@@ -131,8 +131,8 @@ def sweep_status(flags: SweepStatusFlags) -> TaskResult:
     from trainer.storage import open_store
 
     uri = uri_of(flags.sweep, deployed.cluster(flags.cluster, flags.stack), Path.cwd())
-    found = reading.read(load_sweep(open_store(uri, create=False, name="SWEEP")))
-    return TaskResult(reading.lines(found), found)
+    state = reading.read(load_sweep(open_store(uri, create=False, name="SWEEP")))
+    return TaskResult(reading.lines(state), state)
 
 
 def _image(name: str | None) -> tuple[str, str]:
@@ -155,7 +155,6 @@ def status(flags: StatusFlags) -> TaskResult:
     """Show a run's state, step, loss, speed, checkpoints, launches, and whether a scheduler holds its job."""
     from launch import backends, runs
     from launch import status as reading
-    from launch.backends.local import print_line
     from trainer.run.journal import REQUEST
 
     store = _open(flags)
@@ -198,15 +197,15 @@ def logs(flags: LogsFlags) -> TaskResult:
     launch = None if flags.launch is None else int(number("--launch", flags.launch, 1, 1_000_000))
     store = _open(flags)
     request = runs.read_record(store, REQUEST)
-    found = reading.read(store, request, rank=rank, launch=launch, follow=follow)
+    entries = reading.read(store, request, rank=rank, launch=launch, follow=follow)
     printed = False
     if flags.json:
-        data = {"run": store.uri, "lines": [asdict(entry) for entry in found]}
+        data = {"run": store.uri, "lines": [asdict(entry) for entry in entries]}
         if not data["lines"]:
             reading.check_part(store, request, rank, launch)
         return TaskResult((), data)
     try:
-        for entry in found:
+        for entry in entries:
             print(entry.shown(), flush=follow)
             printed = True
         sys.stdout.flush()
@@ -215,7 +214,7 @@ def logs(flags: LogsFlags) -> TaskResult:
     if not printed:
         reading.check_part(store, request, rank, launch)
         parts = [f"rank {rank}"] * (rank is not None) + [f"launch {launch}"] * (launch is not None)
-        print(f"lustrain: {' in '.join(parts) or store.uri} has printed nothing", file=sys.stderr)
+        print_line(f"{' in '.join(parts) or store.uri} has printed nothing")
     return TaskResult(())
 
 

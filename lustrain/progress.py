@@ -45,6 +45,11 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
 
 
+def print_line(line: str) -> None:
+    """Print one line about work that goes on, with the mark by which it is known between other programs' lines."""
+    print(f"lustrain: {line}", file=sys.stderr, flush=True)
+
+
 def status_text(done: int, total: int | None, unit: str, seconds: float, *, initial: int = 0, note: str = "") -> str:
     """`done of total (percent), rate, time left, note`; the `initial` work of an earlier process is not in the rate."""
     fresh = done - initial
@@ -136,7 +141,7 @@ class Progress:
                 self._note = note
             self._show()
 
-    def beat(self) -> None:
+    def tick(self) -> None:
         """Show that the work goes on though nothing was done; the pause until the next such line doubles."""
         with self._lock:
             if self._show():

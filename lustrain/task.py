@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -115,21 +116,26 @@ def perform(work: Callable[[], TaskResult], *, as_json: bool = False) -> None:
         _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
 
 
-def refuse_mistyped_flags() -> None:
-    """Report an unknown task or flag, or a missing value, as any mistake: one line, exit code 2, JSON with --json.
+def read_command_line_strictly() -> None:
+    """Report an unknown task or flag, or a missing value, as any mistake: one line, exit code 2, JSON with --json; and show the
+    help of the task that stands before `--help`.
 
-    Invoke reads the command line before any code of a task, and would end with 1.
+    Invoke reads the command line before any code of a task, would end with 1, and takes `--help` for an argument of the task.
     """
     read = Program.parse_tasks
 
     def parse_tasks(program: Program) -> None:
+        words, names = program.core.unparsed, program.collection.task_names if program.collection else {}
+        before = list(itertools.takewhile(lambda word: word not in ("--help", "-h"), words))
+        if len(before) < len(words) and (tasks := [word for word in before if word in names]):
+            program.core[0].args.help.value = tasks[-1]
+            words.clear()
         try:
             read(program)
         except ParseError as error:
             why = re.sub(r"Flag <Argument: (\S+).*> needed", r"Flag --\1 needed", str(error)).rstrip("!")
             word = re.match("No idea what '([^']+)'", why)
-            names = list(program.collection.task_names) if word and program.collection else []
-            fix = (did_you_mean(word[1], names) if word else "") or "fab --list, or fab --help TASK"
+            fix = (did_you_mean(word[1], list(names)) if word else "") or "fab --list, or fab --help TASK"
             _refuse([Problem(f"command line: {why}; fix: {fix}")], USAGE, "--json" in program.argv)
 
     Program.parse_tasks = parse_tasks  # type: ignore[method-assign, assignment]

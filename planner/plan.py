@@ -61,7 +61,7 @@ class Request:
     region: str = HOME
     prices: Mapping[str, float] = field(default_factory=dict)
     today: Mapping[str, Price | None] = field(default_factory=dict)
-    """What AWS was asked for now, by the names of `infra.catalog.prices`."""
+    """What AWS gave now, by the names of `infra.catalog.prices`."""
     lustre_gib: int = 0
     lustre_rate: int = 250
 

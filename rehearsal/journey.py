@@ -32,6 +32,7 @@ from rehearsal.stages import (
     INTERRUPTIONS,
     NOTICE_S,
     OTHER_RANKS,
+    OTHER_WORLD,
     RANKS,
     Journey,
     finish,
@@ -159,7 +160,7 @@ def interrupt(journey: Journey) -> None:
         journey.watch = running.enter_context(watching)
 
         def at_rest() -> None:
-            copy_run(journey, INTERRUPTED, "other-world")
+            copy_run(journey, INTERRUPTED, OTHER_WORLD)
 
         if lab:
             scheduled.train(journey, lab, at_rest)
@@ -172,7 +173,7 @@ def interrupt(journey: Journey) -> None:
 def resume_with_other_ranks(journey: Journey) -> None:
     title = f"resume from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
     with journey.stage(title, real="verified load, resharding", emulated="S3") as stage:
-        stage["outcome"] = finish(journey, "other-world", OTHER_RANKS)
+        stage["outcome"] = finish(journey, OTHER_WORLD, OTHER_RANKS)
 
 
 def look_back(journey: Journey) -> None:
@@ -208,7 +209,7 @@ def look_back(journey: Journey) -> None:
 def prove(journey: Journey) -> None:
     """Compare the histories and the final weights, and verify every byte of every checkpoint that is left."""
     with journey.stage("proof", real="every byte read back and verified", emulated="S3") as stage:
-        names = ("reference", INTERRUPTED, "other-world")
+        names = ("reference", INTERRUPTED, OTHER_WORLD)
         stores = {name: journey.store(name) for name in names}
         steps = {name: read_steps(store) for name, store in stores.items()}
         events = {name: read_events(store) for name, store in stores.items()}
@@ -217,9 +218,9 @@ def prove(journey: Journey) -> None:
         journey.promises += [
             proof.same_losses(expected, steps[INTERRUPTED]),
             proof.same_batches(expected, steps[INTERRUPTED], "interrupted twice: identical batches"),
-            proof.same_batches(expected, steps["other-world"], "another world size: identical batches"),
-            proof.same_weights_at_load(events[INTERRUPTED], events["other-world"]),
-            proof.close_losses(close, expected, steps["other-world"], TOLERANCE),
+            proof.same_batches(expected, steps[OTHER_WORLD], "another world size: identical batches"),
+            proof.same_weights_at_load(events[INTERRUPTED], events[OTHER_WORLD]),
+            proof.close_losses(close, expected, steps[OTHER_WORLD], TOLERANCE),
         ]
         expected_weights, weights = (final_weights(journey, name) for name in ("reference", INTERRUPTED))
         size = f"{len(weights)} tensors, {sum(map(len, weights.values())):,} bytes compared"

@@ -99,7 +99,7 @@ def alert_came_and_went(alert: str, firings: Sequence[Firing], noticed: float, *
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepTimes:
     """Seconds of an undisturbed run: to its first step, of a step, of the loop's stall by a save, and of a save up to its
     commit."""
 
@@ -109,16 +109,16 @@ class Pace:
     commit_s: float
 
 
-def pace(steps: Records, events: Iterable[Mapping[str, Any]], started: float) -> Pace:
+def pace(steps: Records, events: Iterable[Mapping[str, Any]], started: float) -> StepTimes:
     """Return the pace of a run that was started at a Unix time and never interrupted."""
     seconds = [seconds_of(record) for record in steps]
     stalls = [record["blocked_seconds"] for record in steps if record["blocked_seconds"]]
     commits = [event["seconds"] for event in events if event["event"] == "checkpoint_committed"]
     start_s = datetime.fromisoformat(steps[0]["time"]).timestamp() - seconds[0] - started
-    return Pace(start_s, _mean(seconds), _mean(stalls), _mean(commits))
+    return StepTimes(start_s, _mean(seconds), _mean(stalls), _mean(commits))
 
 
-def planned_goodput(pace: Pace, steps: int, interval: int, mtbf_s: float) -> float:
+def planned_goodput(pace: StepTimes, steps: int, interval: int, mtbf_s: float) -> float:
     """Return the goodput that the planner expects of a run with a save each `interval` steps: its first start, then training
     with interruptions without notice every `mtbf_s` seconds on average."""
     losses = Losses(mtbf_s, pace.start_s, pace.stall_s, pace.commit_s)

@@ -28,7 +28,7 @@ from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab
 from rehearsal.lab.slurm import SHARED, Slurm
 from rehearsal.provision import instances_in_service
-from rehearsal.stages import CONFIG, EVERY_STEPS, INTERRUPTED, NOTICE_S, RANKS, Journey, newest_step
+from rehearsal.stages import CONFIG, EVALUATED_EVERY, EVERY_STEPS, INTERRUPTED, NOTICE_S, RANKS, Journey, newest_step
 from trainer.checkpoint.lineage.lease import committed
 from trainer.environment import SILENT
 from trainer.errors import EXIT_DONE
@@ -41,6 +41,8 @@ REPLACEMENTS = 2
 """Machines that are off until another one is gone."""
 PATIENCE_S = 900.0
 POLL_S = 0.3
+GO = "go"
+"""The file in the shared folder without which a launch waits in its evaluation (`rehearsal.hold`)."""
 LAST_LINES = 2000
 """Characters of a log that an error shows."""
 JOB_ENDED = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT")
@@ -80,6 +82,9 @@ class StackSlurm:
         self._store = journey.store(INTERRUPTED)
         self._job = 0
         self._ec2 = boto3.client("ec2", region_name=journey.cluster.region)
+        self._go = lab.shared / GO
+        # The first evaluation after the latest step of a notice.
+        self._hold_evaluation = -(-(journey.steps // 3) // EVALUATED_EVERY)
 
     def boot(self) -> None:
         """Boot the controller and the nodes of the group by the user data that the stack gave their instances."""
@@ -117,11 +122,13 @@ class StackSlurm:
             journey.aws.events.spot(doomed.instance, in_s=NOTICE_S)
             # The node's own metadata has no notice yet: one that reaches the run now came through the queue.
             by_queue = self._wait(lambda: self._noticed(doomed.instance))
+            self._go.touch()
             doomed.metadata().spot_notice(in_s=max(0.0, journey.noticed + NOTICE_S - time.time()))
             self._expect("the end of the launch after its notice", lambda: "ended" in self._records()[number])
             launch = self._records()[number]
             drained = self._wait(lambda: self._slurm.states().get(doomed.name, "").startswith("drain"))
             self._expect("the job in the queue again", lambda: self._state() == "PENDING")
+            self._go.unlink()
             saved = committed(self._store)[-1].step
             took = launch["ended"] - journey.noticed
             if journey.watch:
@@ -142,7 +149,8 @@ class StackSlurm:
     def lose_a_node(self, notice_at: int) -> None:
         """Boot what Auto Scaling launched in the doomed node's place; then a node of the run loses its power."""
         journey = self._journey
-        at = journey.draw_loss(notice_at)
+        held_at = (notice_at // EVALUATED_EVERY + self._hold_evaluation) * EVALUATED_EVERY
+        at = min(journey.draw_loss(notice_at), held_at - 1)
         title = f"the node is replaced; another one is lost around step {at}, without notice, and replaced"
         with journey.stage(title, real=f"{REAL}; requeue, resume", emulated=EMULATED) as stage:
             second, third = self._lab.nodes[1 + RANKS :]
@@ -151,6 +159,7 @@ class StackSlurm:
             self._expect(f"step {at} of the run", lambda: newest_step(journey) >= at)
             lost = self._lab[journey.rng.choice(self._records()[-1]["nodes"])]
             self._end(lost)
+            self._go.touch()
             print(f"   {lost.name} has lost its power", flush=True)
             self._boot_replacement(third, {*known, second.instance})
             self._wait(lambda: not self._runs())
@@ -242,6 +251,7 @@ class StackSlurm:
         (shared / "config.toml").write_bytes(CONFIG.read_bytes())
         (shared / "cluster.json").write_text(json.dumps(to_json(journey.cluster)), encoding="utf-8")
         settings = {**journey.settings(INTERRUPTED), **(journey.watch.settings if journey.watch else {})}
+        settings |= {"task.hold": f"{SHARED}/{GO}", "task.hold_evaluation": str(self._hold_evaluation)}
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         journey.started[INTERRUPTED] = time.time()
         flags = ["--cluster", "cluster.json", "--nodes", str(RANKS), "--nproc", "1"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from infra.local.aws import LocalAws
 from infra.local.metadata import LocalMetadata
 from lustrain.cluster import Cluster
+from rehearsal import hold
 from rehearsal.clock import clock
 from rehearsal.nodes import Scenario
 from rehearsal.proof import Promise
@@ -28,7 +29,8 @@ from trainer.node.launcher import LocalJob
 from trainer.storage import ObjectStore, open_store
 
 CONFIG = Path(__file__).with_name("config.toml")
-EVERY_STEPS = int(tomllib.loads(CONFIG.read_text())["checkpoint"]["every_steps"])
+_SETTINGS = tomllib.loads(CONFIG.read_text())
+EVERY_STEPS, EVALUATED_EVERY = int(_SETTINGS["checkpoint"]["every_steps"]), int(_SETTINGS["eval"]["every"])
 RANKS, OTHER_RANKS = 2, 1
 INTERRUPTIONS = 2
 """A notice and a lost node."""
@@ -37,6 +39,8 @@ NOTICE_S = 120.0
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
 INTERRUPTED = "interrupted"
 """The run that gets a notice and loses a node."""
+OTHER_WORLD = "other-world"
+"""A copy of it, which goes on with OTHER_RANKS."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,8 @@ class Journey:
 
     def settings(self, name: str) -> dict[str, str]:
         """Return what the run of that name adds to the config."""
-        return {"run.uri": self.run_uri(name), "task.data": self.data_uri, "train.steps": str(self.steps)}
+        task = {"task.name": hold.NAME} if self.slurm and name in (INTERRUPTED, OTHER_WORLD) else {}
+        return {"run.uri": self.run_uri(name), "task.data": self.data_uri, "train.steps": str(self.steps), **task}
 
     def train(self, name: str, ranks: int) -> LocalJob:
         watched = self.watch.settings if self.watch and self.watch.run == name else {}

@@ -11,7 +11,7 @@ from lustrain.flags import flag, number
 from lustrain.problem import FAILED, UserError
 from lustrain.task import TaskResult, task
 
-REPORT = Path(__file__).with_name("report.md")
+FOLDER = Path(__file__).parent
 FEWEST_STEPS = 48
 """With fewer steps there is no room for a notice, a save after it, a kill and the remaining steps."""
 
@@ -39,13 +39,14 @@ def rehearse(flags: RehearseFlags) -> TaskResult:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     usual = "some more than four to ten" if flags.slurm else "four to ten"
     print(f"rehearsal with seed {seed}: {usual} minutes on two cores", flush=True)
-    picture = REPORT.with_suffix(".png")
+    report = FOLDER / ("report-slurm.md" if flags.slurm else "report.md")
+    picture = report.with_suffix(".png")
     journey = run_journey(steps, seed, picture, slurm=flags.slurm)
     show(journey.stages, journey.promises)
-    REPORT.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
-    print(f"report: {REPORT}")
+    report.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
+    print(f"report: {report}")
     broken = not all(promise.kept for promise in journey.promises)
-    lines = ["a promise was broken, see rehearsal/report.md"] if broken else []
+    lines = [f"a promise was broken, see rehearsal/{report.name}"] if broken else []
     return TaskResult(lines, as_dict(journey), FAILED if broken else 0)
 
 

@@ -102,6 +102,19 @@ def test_a_mistyped_command_line_is_one_line_and_exit_code_2(
         assert bool(out) == bool(json_too)
 
 
+@pytest.mark.parametrize(
+    "words", [("--help", "train"), ("train", "--help"), ("train", "-h"), ("preflight", "logs", "--follow", "--help")]
+)
+def test_help_is_of_the_task_before_it(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HOUSE)
+    with pytest.raises(SystemExit) as ended:
+        program.run(["fab", *words])
+    name = "logs" if "logs" in words else "train"
+    assert (ended.value.code, f"fab [--core-opts] {name} " in capsys.readouterr().out) == (0, True)
+
+
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(HOUSE)
     with open("/dev/full", "w") as full, monkeypatch.context() as patch:

@@ -85,7 +85,7 @@ def let_pass(number: int, frame: FrameType | None) -> None:
     """Do nothing about a signal."""
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End at once with this code, once everything is closed and written.
 
     Python's own end would first walk over all objects of torch, a second of a processor's time, in which a signal kills
@@ -112,5 +112,5 @@ if __name__ == "__main__":
     hold_notices(sys.argv[1:])
     ended = main()
     if sys.argv[1:2] == ["train"]:
-        leave(ended)
+        exit_now(ended)
     sys.exit(ended)

@@ -158,7 +158,7 @@ def train(training: Training) -> LoopEnd:
             }
         )
         if noticed:
-            saving.save_on_notice(progress.step, pending_notice(training), training.watch.announce)
+            saving.save_on_notice(progress.step, pending_notice(training), training.watch.report_notice)
             return LoopEnd.NOTICE
     saving.finish(progress.step)
     return LoopEnd.EARLY if progress.step < config.train.steps else LoopEnd.DONE

@@ -128,7 +128,7 @@ class Bake:
                     messages.append(item)
                     continue
                 try:
-                    steps.take(item)
+                    steps.add(item)
                 except ValueError:
                     messages.append(json.dumps(item)[:500])
             return child.wait(_END_S), messages

@@ -67,8 +67,8 @@ def docker(environment: Mapping[str, str] | None, *words: str) -> tuple[int, str
 def facts(environment: Mapping[str, str] | None = None) -> Engine:
     """Ask the engine; UserError in one line, with the fix, when it does not answer, is too old or has no BuildKit."""
     host = docker(environment, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}")[1].strip()
-    version = _asked(environment, host, "version").get("Server") or {}
-    info = _asked(environment, host, "info")
+    version = _query(environment, host, "version").get("Server") or {}
+    info = _query(environment, host, "info")
     _must_suit(host, version, str(info.get("OSType") or "linux"))
     status = {str(pair[0]): str(pair[1]) for pair in info.get("DriverStatus") or () if len(pair) == 2}
     containerd = status.get("driver-type", "").startswith("io.containerd.snapshotter")
@@ -82,7 +82,7 @@ def cached_bytes(environment: Mapping[str, str] | None = None) -> int:
     return int(float(size[1]) * _UNITS[size[2]]) if size else 0
 
 
-def _asked(environment: Mapping[str, str] | None, host: str, what: str) -> dict[str, Any]:
+def _query(environment: Mapping[str, str] | None, host: str, what: str) -> dict[str, Any]:
     code, output, errors = docker(environment, what, "--format", "{{json .}}")
     if "permission denied" in errors.lower():
         fix = "sudo usermod -aG docker $USER and log in again, or use a rootless engine"

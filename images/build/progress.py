@@ -41,13 +41,13 @@ class Live(Progress):
     def log(self, name: str, text: str) -> None:
         if lines := [line for line in text.splitlines() if line.strip()]:
             self._printed[name] = plain(lines[-1].strip())
-        self.beat()
+        self.tick()
 
     def moved(self, name: str, done: int, total: int) -> None:
         if self._moving_since is None:
             self._moving_since = self._clock()
         self._moved[name] = (done, max(done, total))
-        self.beat()
+        self.tick()
 
     def status(self) -> str:
         """Return the text behind the label: steps, the step that has run longest with its last line, and bytes."""

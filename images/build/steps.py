@@ -64,8 +64,8 @@ class Steps:
         self._goes: dict[str, dict[datetime, datetime]] = {}
         self._logs: dict[str, str] = {}
 
-    def take(self, message: Any) -> None:
-        """Take in the next message, an object of JSON; ValueError when it is not one of a build."""
+    def add(self, message: Any) -> None:
+        """Add the next message, an object of JSON; ValueError when it is not one of a build."""
         update = Update.model_validate(message)
         for vertex in update.vertexes or ():
             self._vertex(vertex)

@@ -117,7 +117,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """The gate's decision about one image."""
 
     image: str
@@ -172,12 +172,12 @@ def check_threshold(threshold: str) -> None:
 
 def judge(
     image: str, findings: Sequence[Finding], allowed: Sequence[Allowed], *, today: date, threshold: str = "HIGH"
-) -> Verdict:
+) -> Decision:
     """Weigh findings against the allow-list. An unknown severity counts as the worst."""
     findings = sorted(dict.fromkeys(findings), key=lambda each: (_rank(each.severity), each.id, each.package))
     severe = [each for each in findings if _rank(each.severity) <= _rank(threshold)]
     in_force = {entry.id for entry in allowed if today <= entry.review_by}
-    return Verdict(
+    return Decision(
         image,
         threshold,
         failing=tuple(each for each in severe if each.id not in in_force),
@@ -200,7 +200,7 @@ def gate(
     threshold: str = "HIGH",
     today: date | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Verdict:
+) -> Decision:
     """Wait for ECR's scan of the image and weigh it. No scan, or one without a result, does not pass.
 
     `client` is `ecr.client(place.region)`; `say` receives a line now and then during the wait. UserError where ECR or
@@ -312,7 +312,7 @@ def _of_enhanced(finding: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def lines(verdict: Verdict) -> list[str]:
+def lines(verdict: Decision) -> list[str]:
     """Return the verdict for people: one line each, the sum last."""
     review = ("is past its review", "", "look again, then renew or remove it")
     rows = [f"{_line(finding)}; fix: {_upgrade(finding)}" for finding in verdict.failing]
@@ -336,7 +336,7 @@ def _upgrade(finding: Finding) -> str:
     return plain(f"{newer}, or an entry in scan-allow.toml with a reason")
 
 
-def as_json(verdict: Verdict) -> dict[str, Any]:
+def as_json(verdict: Decision) -> dict[str, Any]:
     """Return the verdict as JSON data; days as ISO 8601."""
     table = asdict(verdict)
     for name in ("expired", "unused"):

@@ -58,7 +58,7 @@ class Registry:
         if not is_digest(digest):
             raise UserError(problem("blob", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
         reference = _reference(ref)
-        body = self.transport.ask("GET", reference, f"blobs/{digest}").body
+        body = self.transport.request("GET", reference, f"blobs/{digest}").body
         if (actual := digest_like(body, digest)) != digest:
             why = f"the bytes have a different {digest.partition(':')[0]} sum: damaged in the registry or on the way"
             raise UserError(problem(f"{reference.name} blob", actual, why, digest, "push the image again"), FAILED)
@@ -68,11 +68,11 @@ class Registry:
         """Put a manifest under a tag or its digest. What the registry has then, `manifest` tells."""
         reference = _reference(ref)
         path, headers = f"manifests/{reference.wanted}", {"Content-Type": media_type}
-        self.transport.ask("PUT", reference, path, headers=headers, body=body, good=(200, 201))
+        self.transport.request("PUT", reference, path, headers=headers, body=body, good=(200, 201))
 
     def _get_manifest(self, reference: Reference, good: tuple[int, ...] = (200,)) -> Response:
         path, headers = f"manifests/{reference.wanted}", {"Accept": ACCEPTED}
-        return self.transport.ask("GET", reference, path, headers=headers, good=good)
+        return self.transport.request("GET", reference, path, headers=headers, good=good)
 
 
 def connect(ref: str | Reference) -> Registry:

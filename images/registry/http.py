@@ -72,7 +72,7 @@ class Transport:
         self._authorizations: dict[str, str] = {}
         self._warned = False
 
-    def ask(
+    def request(
         self,
         method: str,
         reference: Reference,

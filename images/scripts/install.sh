@@ -12,7 +12,7 @@ into=/layers/$layer$home
 pins=$(grep -o '^[A-Za-z0-9._-]*==[^ ;]*' "$lock")
 # What a vendor's base brings and its accelerator needs is never installed over.
 if [ "$layer" = app ] && printf '%s\n' "$pins" | grep -iE '^(torch|habana|triton|nvidia|intel)'; then
-    echo "$lock: packages of an accelerator; the layer app goes on top of any torch; move them to locks/torch-*.in" >&2
+    echo "$lock: packages of an accelerator; the layer app goes on top of any torch; take them out of what pyproject.toml depends on" >&2
     exit 2
 fi
 

@@ -23,8 +23,10 @@ class Partition(NamedTuple):
 @cache
 def partitions() -> Mapping[str, Partition]:
     """AWS's partitions by id (https://github.com/boto/botocore/blob/develop/botocore/data/partitions.json)."""
-    found = json.loads((_data() / "partitions.json").read_bytes())["partitions"]
-    return {item["id"]: Partition(re.compile(item["regionRegex"]), item["outputs"]["dnsSuffix"]) for item in found}
+    partitions_data = json.loads((_data() / "partitions.json").read_bytes())["partitions"]
+    return {
+        item["id"]: Partition(re.compile(item["regionRegex"]), item["outputs"]["dnsSuffix"]) for item in partitions_data
+    }
 
 
 @cache
@@ -54,7 +56,7 @@ def botocore_version() -> str:
 
 
 def _data() -> Path:
-    found = find_spec("botocore")
-    if found is None or not found.submodule_search_locations:
+    package = find_spec("botocore")
+    if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("botocore, which comes with boto3, is not installed")
-    return Path(found.submodule_search_locations[0]) / "data"
+    return Path(package.submodule_search_locations[0]) / "data"

@@ -76,7 +76,7 @@ def price(name: str, region: str) -> Price | None:
 
 @dataclass(frozen=True)
 class RegionPrices:
-    """Prices for one region: `today` has those that AWS was asked for now, None where it has none, and goes before the
+    """Prices for one region: `today` has those that AWS gave now, None where it has none, and goes before the
     catalogue's."""
 
     region: str

@@ -11,7 +11,7 @@ import pulumi_aws as aws
 from infra.components.auto_scaling import refusal
 from infra.components.workspace import Workspace
 from infra.config import ClusterSpec
-from infra.plan.nodes.eks import EXISTING, Addon, ControlPlane, EksPlan, unfit, workspace_values
+from infra.plan.nodes.eks import EXISTING, Addon, ControlPlane, EksPlan, join_problems, workspace_values
 from lustrain.problem import UserError, problem
 
 
@@ -35,7 +35,7 @@ def look_up_plane(spec: ClusterSpec) -> ControlPlane | None:
         vpc_id=network.vpc_id if network else "",
         security_group_id=network.cluster_security_group_id if network else "",
     )
-    if problems := list(unfit(spec, plane)):
+    if problems := list(join_problems(spec, plane)):
         raise UserError(problems)
     return plane
 

@@ -49,12 +49,12 @@ class LocalAws:
         command = [sys.executable, "-m", "infra.local.aws"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         # Killing a server that hangs at its start also ends the wait for its first line.
-        watchdog = threading.Timer(START_SECONDS, self._process.kill)
-        watchdog.start()
+        patience = threading.Timer(START_SECONDS, self._process.kill)
+        patience.start()
         try:
             first_line = self._process.stdout.readline() if self._process.stdout else ""
         finally:
-            watchdog.cancel()
+            patience.cancel()
         if not first_line.startswith(_READY):
             self.stop()
             raise RuntimeError(

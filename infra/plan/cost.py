@@ -117,7 +117,7 @@ class Cost:
 def cost(plan: Plan, today: Mapping[str, Price | None] = MappingProxyType({})) -> Cost:
     """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown.
 
-    `today` has prices that AWS was asked for now, which go before the catalogue's.
+    `today` has prices that AWS gave now, which go before the catalogue's.
     """
     spec, prices = plan.spec, RegionPrices(plan.place.region, today)
     parts = [part for group in spec.groups for part in _group(spec, group, prices)]

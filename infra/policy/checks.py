@@ -167,13 +167,13 @@ def open_to_the_world(resource: Resource) -> Iterator[str]:
     elif kind == "SecurityGroupRule" and resource.at("type") == "ingress":
         ranges = _ranges(resource.props)
     elif kind in ("SecurityGroup", "DefaultSecurityGroup"):
-        ranges = [found for rule in resource.rows("ingress") for found in _ranges(rule)]
+        ranges = [block for rule in resource.rows("ingress") for block in _ranges(rule)]
     elif resource.type == EKS:
         ranges = _let_in_by_eks(resource)
     else:
         return
-    for found in filter(_wide, texts(ranges)):
-        yield f"lets {found} in"
+    for block in filter(_wide, texts(ranges)):
+        yield f"lets {block} in"
 
 
 def _let_in_by_eks(resource: Resource) -> Any:
@@ -186,10 +186,10 @@ def _let_in_by_eks(resource: Resource) -> Any:
 
 def _wide(text: str) -> bool:
     try:
-        found = ip_network(text, strict=False)
+        network = ip_network(text, strict=False)
     except ValueError:
         return False
-    return found.prefixlen < WORLD[found.version] and not found.is_private
+    return network.prefixlen < WORLD[network.version] and not network.is_private
 
 
 def _ranges(rule: Mapping[str, Any]) -> list[Any]:

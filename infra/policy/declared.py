@@ -83,10 +83,10 @@ def is_unknown(value: Any) -> bool:
 def parsed(document: Any) -> Mapping[str, Any]:
     """Return a JSON document as a table; empty where it is unknown or is not JSON."""
     try:
-        found = json.loads(document) if isinstance(document, str) else document
+        parsed = json.loads(document) if isinstance(document, str) else document
     except ValueError:
-        found = None
-    return found if isinstance(found, Mapping) else {}
+        parsed = None
+    return parsed if isinstance(parsed, Mapping) else {}
 
 
 def allowed(document: Any) -> list[Mapping[str, Any]]:

@@ -42,7 +42,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[stackfile
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
         raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see docs/cluster.md")
-    look, moment = _asked if online else _alone, now()
+    look, moment = _findings_online if online else _findings_offline, now()
     by_stack: dict[str, tuple[stackfile.Stack, list[Problem]]] = {}
     wrong: list[str] = []
     for name in names:
@@ -54,11 +54,11 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[stackfile
     return by_stack, wrong
 
 
-def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
+def _findings_offline(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
     return run_in(Context.of_region(stack.spec, stack.region, moment))
 
 
-def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
+def _findings_online(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
     from infra.preflight.online.client import connect
     from infra.preflight.online.run import run_all
 

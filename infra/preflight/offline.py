@@ -7,9 +7,9 @@ from datetime import datetime
 
 from infra import clock
 from infra.config import ClusterSpec
-from infra.finding import LEVELS, finding
+from infra.finding import LEVELS, Problems, Rule, finding
 from infra.plan.place import Place
-from infra.preflight.rule import Context, Family, Problems, Rule
+from infra.preflight.rule import Context, Family
 from infra.preflight.rules import (
     access,
     associations,
@@ -107,14 +107,14 @@ def _about(path: str, code: str, first: Mapping[str, Problem], rules: Mapping[st
     rule = rules.get(code)
     if rule is None:
         if int(code[-3:]) <= LAST_OFFLINE:
-            yield NOT_SUPPRESSIBLE.own(finding(path, f"{code} is not a rule", "see `fab preflight --list`"))
+            yield NOT_SUPPRESSIBLE.label(finding(path, f"{code} is not a rule", "see `fab preflight --list`"))
     elif rule.essential:
         why = f"{code} cannot be suppressed: no plan can be built on such a spec"
-        yield NOT_SUPPRESSIBLE.own(finding(path, why, "remove it"))
+        yield NOT_SUPPRESSIBLE.label(finding(path, why, "remove it"))
     elif code not in first:
-        yield UNUSED.own(finding(path, f"{code} finds nothing here", "remove it"))
+        yield UNUSED.label(finding(path, f"{code} finds nothing here", "remove it"))
     elif rule.refused_by_aws and first[code].level == "error":
         message = (
             f"{code} is suppressed, but AWS refuses the update all the same: {first[code].path}: {first[code].why}"
         )
-        yield REFUSED_ANYWAY.own(finding(path, message, "correct the key; keep this only if AWS accepts it now"))
+        yield REFUSED_ANYWAY.label(finding(path, message, "correct the key; keep this only if AWS accepts it now"))

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from infra.catalog.prices import HOME
-from infra.finding import LEVELS, finding
+from infra.finding import LEVELS, Rule, finding
 from infra.plan.cost import Cost, Part
 from infra.preflight.change import Change
-from infra.preflight.rule import Rule
 from lustrain.problem import DONE, FAILED, UNREACHABLE, Problem
 from lustrain.tables import table
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from infra.catalog.instances import Instance
 from infra.config import CONTROLLER, ClusterSpec, Group
-from infra.finding import Problems as Problems
-from infra.finding import Rule as Rule
-from infra.finding import RuleTable, finding
+from infra.finding import Problems, RuleTable, finding
 from infra.plan.nodes.machine import PATHS
 from infra.plan.place import Place, partition_of
 from infra.plan.stack import Plan

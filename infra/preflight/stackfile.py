@@ -78,14 +78,14 @@ def _misspelt(name: str, values: Mapping[Any, Any]) -> Iterator[str]:
 
 def read_spec(path: Path) -> ClusterSpec:
     """Return a spec out of a file: JSON or YAML, alone or as the configuration of a stack."""
-    found = _mapping(path)
-    values = found.get("config")
-    return parse(values.get(KEY) if isinstance(values, Mapping) else found)
+    content = _mapping(path)
+    values = content.get("config")
+    return parse(values.get(KEY) if isinstance(values, Mapping) else content)
 
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        found = _loaded(path)
+        content = _loaded(path)
     except OSError as error:
         raise UserError(problem("file", str(path), error.strerror or "cannot be read")) from None
     except RecursionError:
@@ -94,9 +94,9 @@ def _mapping(path: Path) -> dict[str, Any]:
         # PyYAML lets dates and numbers that Python refuses through as ValueError.
         where = plain(" ".join(str(error).split()))
         raise UserError(f"{path.name} is not YAML: {where}; fix: correct that line") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path.name} holds no keys; fix: copy one of infra/Pulumi.*.yaml and edit it")
-    return found
+    return content
 
 
 def _loaded(path: Path) -> Any:

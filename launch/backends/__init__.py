@@ -163,11 +163,5 @@ def load(name: str) -> Backend | None:
     return backend
 
 
-def is_supervised_by_caller(name: str) -> bool:
-    """Whether the process that starts a run on this backend supervises it; False where there is no such backend."""
-    backend = load(name)
-    return backend is not None and backend.supervised_by_caller
-
-
 def load_all() -> dict[str, Backend]:
     return {name: backend for name in MODULES if (backend := load(name)) is not None}

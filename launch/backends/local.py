@@ -24,6 +24,7 @@ from launch.supervisor.loop import supervise
 from launch.supervisor.policy import ExtraNodes, Launch, Stop, launch_of
 from lustrain.cluster import Cluster
 from lustrain.problem import Problem, UserError, problem
+from lustrain.progress import print_line
 from trainer.environment import ATTEMPT
 from trainer.errors import LostRunError
 from trainer.node.launcher import devices
@@ -188,11 +189,6 @@ class LocalExecutor:
         self._signalled.set()
         if self._job is not None and self._job.poll() is None:
             self._job.send_signal(number)
-
-
-def print_line(line: str) -> None:
-    """Print a line of the supervisor's."""
-    print(f"lustrain: {line}", file=sys.stderr, flush=True)
 
 
 BACKEND = LocalBackend()

@@ -37,7 +37,7 @@ def read_log_file(run: str, job: Mapping[str, Any] | None, more: Callable[[], bo
                 fix = "run fab logs on the machine where fab train was called, or wait until the run starts"
                 raise UserError(problem("log", str(path), "there is no such file here", fix=fix)) from None
         if not goes_on:
-            yield from map(LogLine, lines.rest())
+            yield from map(LogLine, lines.unfinished_line())
             return
 
 
@@ -52,7 +52,7 @@ class LineReader:
         *lines, self._held = (self._held + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
-    def rest(self) -> list[str]:
+    def unfinished_line(self) -> list[str]:
         """Return the last line, if it has no end."""
         held, self._held = self._held, b""
         return [held.decode(errors="replace")] if held else []

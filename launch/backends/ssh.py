@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from launch import runs
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
-from launch.backends.local import RunJournal, print_line
+from launch.backends.local import RunJournal
 from launch.backends.log_file import LineReader
 from launch.backends.ranks import SPARE_S, first_port, late_s, ranks_environment
 from launch.backends.ssh_executor import SshExecutor
@@ -41,6 +41,7 @@ from launch.supervisor.loop import supervise
 from launch.supervisor.policy import DONE, Launch, Stop
 from lustrain.cluster import Cluster
 from lustrain.problem import UNREACHABLE, USAGE, Problem, UserError, problem
+from lustrain.progress import print_line
 from node_setup.fleet.faults import UNREACHABLE as NOT_REACHED
 from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node
@@ -187,7 +188,7 @@ class OwnedJournal(RunJournal):
         super().__init__(store)
         self._save_nodes = save_nodes
         # In two containers, processes of one number may have hosts of one name.
-        self._asked = self._request().get("asked")
+        self._requested = self._request().get(journal.REQUESTED_AT)
 
     def read(self) -> tuple[list[Launch], str]:
         self._check_owner()
@@ -212,8 +213,8 @@ class OwnedJournal(RunJournal):
             request = self._request()
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
-        owner = (request.get("host"), request.get("pid"), request.get("asked"))
-        if owner != (platform.node(), os.getpid(), self._asked):
+        owner = (request.get("host"), request.get("pid"), request.get(journal.REQUESTED_AT))
+        if owner != (platform.node(), os.getpid(), self._requested):
             raise Superseded(f"{request.get('by')} has requested the run since")
 
 
@@ -227,7 +228,7 @@ class NodeLog:
         """Files with their launches, of which there is more to read since they were last listed."""
         self._silent = False
 
-    def look(self, nodes: Nodes) -> None:
+    def list_files(self, nodes: Nodes) -> None:
         """List the files. Fault."""
         own = supervisor_log(self._run).rpartition("/")[2]
         files = f"{unit_prefix(self._run)}*.log {own}"
@@ -256,7 +257,7 @@ class NodeLog:
     def unfinished_lines(self) -> list[LogLine]:
         """Return the lines without an end, each as it is so far."""
         files = [(launch_of_unit(self._run, name), lines) for name, (_, lines) in sorted(self._files.items())]
-        return [LogLine(text, self._node.name, launch) for launch, lines in files for text in lines.rest()]
+        return [LogLine(text, self._node.name, launch) for launch, lines in files for text in lines.unfinished_line()]
 
     def report(self, fault: Fault | None) -> None:
         """Name a node that does not answer once, until it does again."""
@@ -275,7 +276,7 @@ def read_node_logs(
     logs = {node: NodeLog(node, run, launch) for node in used}
     while True:
         goes_on = more()
-        faults = nodes.each(logs, lambda node: logs[node].look(nodes))
+        faults = nodes.each(logs, lambda node: logs[node].list_files(nodes))
         unread = [node for node, fault in faults.items() if fault is None]
         while unread:
             pieces = nodes.each(unread, lambda node: logs[node].read_piece(nodes))

@@ -197,7 +197,7 @@ def hand_over(
 
 def _owner(store: ObjectStore) -> tuple[Any, Any, Any]:
     record = runs.read_record(store, journal.REQUEST) or {}
-    return record.get("host"), record.get("pid"), record.get("asked")
+    return record.get("host"), record.get("pid"), record.get(journal.REQUESTED_AT)
 
 
 def _may_run(nodes: Nodes, node: Node, unit: str) -> bool:

@@ -103,19 +103,21 @@ class Nodes:
 
         def inspect(node: Node) -> Inspection:
             answer = self.run(node, script, given, seconds=seconds)
-            found = parse_inspection(answer, plan.python, node.route.user or "")
-            if found.why or plan.container is None or not try_image:
-                return found
-            trial = trial_script(plan.container, tuple(plan.variables), found.ids, found.groups, plan.python)
+            inspection = parse_inspection(answer, plan.python, node.route.user or "")
+            if inspection.why or plan.container is None or not try_image:
+                return inspection
+            trial = trial_script(plan.container, tuple(plan.variables), inspection.ids, inspection.groups, plan.python)
             try:
-                return with_engine(found, self._try_image(node, trial))
+                return with_engine(inspection, self._try_image(node, trial))
             except Fault as fault:
                 why = f"no container of {plan.container.image} starts there: {fault.why}"
-                return replace(found, why=why, fix=IMAGE_FIX)
+                return replace(inspection, why=why, fix=IMAGE_FIX)
 
         return {
-            node: Inspection("", {}, f"{found.kind}: {found.why}", found.fix) if isinstance(found, Fault) else found
-            for node, found in self.each(nodes, inspect).items()
+            node: Inspection("", {}, f"{answer.kind}: {answer.why}", answer.fix)
+            if isinstance(answer, Fault)
+            else answer
+            for node, answer in self.each(nodes, inspect).items()
         }
 
     def _try_image(self, node: Node, trial: str) -> str:

@@ -14,13 +14,13 @@ from typing import Any
 
 from launch import runs
 from launch.backends import LaunchPlan
-from launch.backends.local import print_line
 from launch.backends.ssh import BACKEND, SshOptions, recorded_nodes, save_nodes, submission_of, supervise_run
 from launch.backends.ssh_handover import REACH_FIX, VARIABLE, decode, request_of, seen_from_node, seen_from_outside
 from launch.backends.ssh_nodes import nodes_of_group
 from launch.request import RunRequest
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError, problem
+from lustrain.progress import print_line
 from node_setup.fleet.hosts import Node
 from trainer.run import journal
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
@@ -71,7 +71,7 @@ def adopt(store: ObjectStore, run: str, requested: float) -> None:
             problem("run.uri", run, why, fix="put the run in S3 or on a file system of all nodes")
         ) from None
     record = json.loads(data)
-    if record.get("asked") != requested:
+    if record.get(journal.REQUESTED_AT) != requested:
         raise UserError(problem("run.uri", run, f"{record.get('by')} has requested it since", fix=f"fab status {run}"))
     body = journal.encode_record(record | {"host": platform.node(), "pid": os.getpid()})
     try:

@@ -310,7 +310,7 @@ def _ended_by(history: Sequence[Launch], last: Launch) -> Stop | None:
             break
         futile += launch.counts_against_limit
     if futile >= MAX_FUTILE_LAUNCHES:
-        error = f"; the last one said: {last.error}" if last.error else ""
+        error = f"; the last error: {last.error}" if last.error else ""
         why = f"{futile} launches in a row committed no more than their own start cost"
         # A code that requests another start would make the scheduler do just that.
         code = 1 if last.code in INTERRUPTED else int(last.code or 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lustrain.cluster import NodeGroup
-from node_setup.allreduce.nccl_tests import PROGRAM, Verdict, by_mpirun, by_srun, floor
+from node_setup.allreduce.nccl_tests import PROGRAM, Judgement, by_mpirun, by_srun, floor
 from node_setup.allreduce.programs import UNNAMED, Programs, find, libraries, missing_program
 from node_setup.allreduce.search import Measurement, measure
 from node_setup.answers import AgentResponse
@@ -228,7 +228,7 @@ def lines(reductions: Sequence[Reduction]) -> list[str]:
     return text
 
 
-def _verdict_text(verdict: Verdict) -> str:
+def _verdict_text(verdict: Judgement) -> str:
     return f"{verdict.status}: {verdict.why}"
 
 

@@ -66,7 +66,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """This is a run's verdict; bandwidths are in GB/s."""
 
     status: Literal["ok", "slow", "wrong", "not-efa", "failed", "unmeasured"]
@@ -95,7 +95,6 @@ def by_srun(
     *,
     efa: bool,
     program: str = PROGRAM,
-    mpi: str = "pmix",
     wait_s: int = 60,
 ) -> list[str]:
     """Return the command on a Slurm login node: one rank a GPU, exclusive nodes, given up after `wait_s` where they are busy.
@@ -106,7 +105,7 @@ def by_srun(
     exported = ",".join(["ALL", *(f"{name}={value}" for name, value in _environment(efa).items())])
     return [
         *("srun", f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", "--exclusive", f"--immediate={wait_s}"),
-        *(f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}", f"--mpi={mpi}", "--cpu-bind=none", "--label"),
+        *(f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}", "--mpi=pmix", "--cpu-bind=none", "--label"),
         *("--kill-on-bad-exit=1", f"--export={exported}"),
         *_test(program, size),
     ]
@@ -226,28 +225,28 @@ def not_over_efa(output: Output, efa: int) -> str | None:
     return None
 
 
-def judge(output: Output, instance_type: str, nodes: int, efa: int) -> Verdict:
+def judge(output: Output, instance_type: str, nodes: int, efa: int) -> Judgement:
     """Judge a run; `efa` is how many devices each node has, 0 where the run is not meant to go over EFA."""
     wanted = floor(instance_type)
     if not output.rows:
-        return Verdict("failed", "its output has no result")
+        return Judgement("failed", "its output has no result")
     wrong = [row for row in output.rows if row.wrong]
     if wrong or output.out_of_bounds:
         sizes = ", ".join(str(row.bytes) for row in wrong) or "some size"
-        return Verdict("wrong", f"wrong results at {sizes} bytes")
+        return Judgement("wrong", f"wrong results at {sizes} bytes")
     row = output.at(wanted.bytes)
     if row is None:
-        return Verdict("failed", f"it ended before {wanted.bytes} bytes, after {output.rows[-1].bytes}")
+        return Judgement("failed", f"it ended before {wanted.bytes} bytes, after {output.rows[-1].bytes}")
     elsewhere = not_over_efa(output, efa) if efa else None
     if elsewhere:
-        return Verdict("not-efa", elsewhere, row.busbw, wanted.busbw)
+        return Judgement("not-efa", elsewhere, row.busbw, wanted.busbw)
     if row.wrong is None and output.out_of_bounds is None:
-        return Verdict("failed", "nccl-tests did not check the results", row.busbw, wanted.busbw)
+        return Judgement("failed", "nccl-tests did not check the results", row.busbw, wanted.busbw)
     if wanted.busbw is None or nodes > wanted.nodes:
         why = wanted.source if wanted.busbw is None else f"measured on {wanted.nodes} nodes, this is {nodes}"
-        return Verdict("unmeasured", why, row.busbw)
+        return Judgement("unmeasured", why, row.busbw)
     if row.busbw < wanted.busbw:
-        return Verdict(
+        return Judgement(
             "slow", f"{row.busbw:.0f} GB/s, floor {wanted.busbw:.0f} ({wanted.source})", row.busbw, wanted.busbw
         )
-    return Verdict("ok", f"{row.busbw:.0f} GB/s, floor {wanted.busbw:.0f}", row.busbw, wanted.busbw)
+    return Judgement("ok", f"{row.busbw:.0f} GB/s, floor {wanted.busbw:.0f}", row.busbw, wanted.busbw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from node_setup.allreduce.nccl_tests import Verdict, judge, parse
+from node_setup.allreduce.nccl_tests import Judgement, judge, parse
 from node_setup.allreduce.outliers import find_slow_hosts
 from node_setup.allreduce.pairs import Pair, Suspects, next_round, suspects
 
@@ -25,8 +25,8 @@ class Measurement:
     """This is what was measured: `all_nodes` is the run of all nodes; `pairs` are empty where that was good. Culprits are named
     in `suspects`; `ended` says why the search for them did, where that was before its end."""
 
-    all_nodes: Verdict
-    pairs: Mapping[Pair, Verdict]
+    all_nodes: Judgement
+    pairs: Mapping[Pair, Judgement]
     suspects: Suspects
     ended: str = ""
 
@@ -42,7 +42,7 @@ def measure(
         raise ValueError(f"nodes = {', '.join(nodes)}: an all-reduce between nodes takes two or more")
     (printed,) = run([tuple(nodes)])
     all_nodes = judge(parse(printed), instance_type, len(nodes), efa)
-    pairs: dict[Pair, Verdict] = {}
+    pairs: dict[Pair, Judgement] = {}
     if all_nodes.status == "ok":
         return Measurement(all_nodes, pairs, Suspects(tuple(nodes), (), ()))
     ended = ""
@@ -57,7 +57,7 @@ def measure(
     return Measurement(all_nodes, pairs, suspects(nodes, outcomes(pairs)), ended)
 
 
-def reason_to_end(pairs: Mapping[Pair, Verdict]) -> str:
+def reason_to_end(pairs: Mapping[Pair, Judgement]) -> str:
     """Return why more pairs would not find the node; empty where they may. A silent run of all nodes does not count: one dead
     node does that, and it is the pairs that name it."""
     if not pairs or any(outcomes(pairs).values()):
@@ -69,7 +69,7 @@ def reason_to_end(pairs: Mapping[Pair, Verdict]) -> str:
     return f"every one of {len(pairs)} pairs {what}: not the fault of a single node; look at what they share"
 
 
-def outcomes(pairs: Mapping[Pair, Verdict]) -> dict[Pair, bool]:
+def outcomes(pairs: Mapping[Pair, Judgement]) -> dict[Pair, bool]:
     """Return which pairs are good: those that reach the floor, or for a type without a floor, are not far below the other
     pairs."""
     unmeasured = {

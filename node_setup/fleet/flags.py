@@ -96,7 +96,7 @@ def node_task(name: str) -> Callable[[Callable[..., TaskResult]], Any]:
 
         # Under -H Fabric calls a task once a host, one after another, and ends with the first that fails. As one run they
         # are worked on at once, each has its outcome, and `--json` prints one object.
-        def together(context: Any) -> None:
+        def run_on_all(context: Any) -> None:
             hosts = tuple(connection for connection, _ in gathered)
             if hosts:
                 given = gathered[-1][1]
@@ -110,6 +110,6 @@ def node_task(name: str) -> Callable[[Callable[..., TaskResult]], Any]:
             else:
                 run(context, given)
 
-        return declared(name, kind, call, post=[task(name=f"{name} of all -H")(together)])
+        return declared(name, kind, call, post=[task(name=f"{name} of all -H")(run_on_all)])
 
     return decorate

@@ -68,7 +68,7 @@ class FleetRun:
                 bad += not one.good
                 progress.advance(note=f"{bad} not well" if bad else None, name=one.node.name)
 
-            return pool.run(nodes, work, self.connections, self.concurrency, count, progress.beat)
+            return pool.run(nodes, work, self.connections, self.concurrency, count, progress.tick)
 
     def close(self) -> None:
         self.connections.stop()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from rehearsal.lab.hardware import KINDS, STOCK_SYSCTLS, lay_out
+from rehearsal.lab.hardware import KINDS, STOCK_SYSCTLS, write_hardware
 from rehearsal.lab.image import lay_out_image
 from rehearsal.lab.network import Subnet
 
@@ -78,13 +78,13 @@ class Ground:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
 
-    def lay_out(self, kind: str) -> None:
+    def prepare(self, kind: str) -> None:
         """Have what a node of this kind is made of at hand. ValueError for a kind that is not known."""
         if kind not in KINDS:
             raise ValueError(f"kind = {kind!r}: not known; allowed: {', '.join(KINDS)}")
         folder = self.path / "hardware" / kind
         if not folder.exists():
-            lay_out(KINDS[kind], folder)
+            write_hardware(KINDS[kind], folder)
 
     def name(self, addresses: dict[str, str]) -> None:
         """Give every node the names of all, by address."""
@@ -145,7 +145,7 @@ class Ground:
             self.run("ip", *command.split())
         _ip("link", "add", "name", subnet.link, "type", "veth", "peer", "name", "uplink", "netns", str(self._pid))
         self.run("ip", "link", "set", "uplink", "master", "bridge", "up")
-        _ip("addr", "add", f"{subnet.own}/24", "dev", subnet.link)
+        _ip("addr", "add", f"{subnet.host_address}/24", "dev", subnet.link)
         _ip("link", "set", subnet.link, "up")
 
 

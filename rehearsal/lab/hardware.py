@@ -135,7 +135,7 @@ KINDS = {
 }
 
 
-def lay_out(hardware: Hardware, folder: Path) -> None:
+def write_hardware(hardware: Hardware, folder: Path) -> None:
     """Write the node's simulated part of /sys, /proc and /dev, and what its disk image holds from the start.
 
     `folder/sys` is laid over the machine's own sysfs; `proc` and `dev` are bound file by file; `disk` is a layer of the

@@ -59,7 +59,7 @@ class Subnet:
         _live.add(self.network)
 
     @property
-    def own(self) -> str:
+    def host_address(self) -> str:
         """Return the address of this process' side."""
         return f"{self.prefix}.1"
 

@@ -157,7 +157,7 @@ class Node:
 
     def set_hardware(self, kind: str) -> None:
         """Make the node of something else. It boots again if it is on; files that its image brought stay as they are."""
-        self._ground.lay_out(kind)
+        self._ground.prepare(kind)
         self.kind = kind
         if self.running:
             self.reboot()

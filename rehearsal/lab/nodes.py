@@ -63,7 +63,7 @@ class Lab:
         self.nodes = [Node(self._ground, index, kind, metadata) for index in range(1, count + 1)]
         try:
             self._ground.name({node.name: node.address for node in self.nodes})
-            self._ground.lay_out(kind)
+            self._ground.prepare(kind)
         except BaseException:
             self.down()
             raise

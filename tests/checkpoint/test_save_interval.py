@@ -33,7 +33,7 @@ def test_fixed_interval_saves_at_multiples_and_catches_up() -> None:
     interval.resumed(7)
     saved = []
     for step in range(8, 24):
-        if interval.due(step) and step != 15:
+        if interval.should_save(step) and step != 15:
             interval.saved(step)
             saved.append(step)
     assert saved == [10, 16, 20]
@@ -42,15 +42,15 @@ def test_fixed_interval_saves_at_multiples_and_catches_up() -> None:
 def test_a_derived_interval_follows_what_steps_and_stalls_cost() -> None:
     interval = Interval(every_steps=0, mtbf_s=4 * 3600)
     interval.measured_step(0.1)
-    assert not any(interval.due(step) for step in range(1, 10))
+    assert not any(interval.should_save(step) for step in range(1, 10))
     for _ in range(50):
         interval.measured_step(0.5)
         interval.measured_stall(0.34)
     expected = young_daly(0.34, 4 * 3600) / 0.5
     assert interval.steps == pytest.approx(expected, rel=0.02)
     interval.saved(100)
-    assert not interval.due(100 + interval.steps - 1)
-    assert interval.due(100 + interval.steps)
+    assert not interval.should_save(100 + interval.steps - 1)
+    assert interval.should_save(100 + interval.steps)
 
 
 @pytest.mark.slow

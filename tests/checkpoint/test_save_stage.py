@@ -88,9 +88,9 @@ def test_one_buffer_serves_all_saves_a_second_only_an_urgent_one(staging: Stagin
     with pytest.raises(StagingError, match="still holds"):
         staging.stage(sample_tensors(), urgent=False, wait_s=0)
     second = staging.stage(sample_tensors(), urgent=True, wait_s=0)
-    assert staging.living == {first.buffer.number, second.buffer.number}
+    assert staging.usable_buffers == {first.buffer.number, second.buffer.number}
     staging.release(first)
-    assert staging.living == {second.buffer.number}
+    assert staging.usable_buffers == {second.buffer.number}
     staging.release(second)
     again = staging.stage(sample_tensors(), urgent=False, wait_s=0)
     assert again.buffer is second.buffer
@@ -129,7 +129,7 @@ def test_the_memory_that_was_prepared_is_the_one_that_is_used(staging: Staging) 
     staging.prepare(sample_tensors())
     staging.prepare(sample_tensors())
     staged = staging.stage(sample_tensors(), urgent=False, wait_s=0)
-    assert staging.living == {staged.buffer.number}
+    assert staging.usable_buffers == {staged.buffer.number}
 
 
 @pytest.mark.parametrize("kind", ["sparse", "meta"])

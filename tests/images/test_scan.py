@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images.check import scan
-from images.check.scan import SEVERITIES, Allowed, EcrImage, Finding, Verdict
+from images.check.scan import SEVERITIES, Allowed, Decision, EcrImage, Finding
 from images.registry import ecr
 from lustrain.problem import UserError
 
@@ -92,7 +92,7 @@ def refuse(stub: Stubber, code: str) -> None:
     stub.add_client_error("describe_image_scan_findings", code, f"the message of {code}", expected_params=ASKED)
 
 
-def ask(stub: Stubber, *allowed: Allowed, **options: Any) -> Verdict:
+def ask(stub: Stubber, *allowed: Allowed, **options: Any) -> Decision:
     return scan.gate(PLACE, stub.client, allowed, today=TODAY, **options)
 
 

@@ -77,7 +77,6 @@ def test_the_layer_app_takes_nothing_of_an_accelerator(tmp_path: Path) -> None:
     done = subprocess.run([SCRIPTS / "install.sh", "app", lock], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "habana-torch-plugin==1.0" in done.stdout
-    assert "locks/torch" in done.stderr
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def taken(updates: Iterable[Mapping[str, Any]]) -> tuple[Steps, Remembering]:
     watch = Remembering()
     steps = Steps(watch)
     for update in updates:
-        steps.take(update)
+        steps.add(update)
     return steps, watch
 
 

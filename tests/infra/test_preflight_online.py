@@ -22,7 +22,7 @@ from infra.catalog.instances import instance
 from infra.local.aws import LocalAws
 from infra.plan.place import Place, dns_suffix, partition_of
 from infra.preflight.offline import LAST_OFFLINE
-from infra.preflight.online.client import Aws, ask
+from infra.preflight.online.client import Aws, check_online
 from infra.preflight.online.instances import quota_of
 from infra.preflight.online.run import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
@@ -93,7 +93,7 @@ def context(stack: str, edits: dict[str, Any]) -> Context:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_answer_is_judged(case: Case) -> None:
     aws = aws_that_says(case.answers, place(case.stack).region)
-    found = ask(ONLINE[case.code], context(case.stack, case.edits), aws)
+    found = check_online(ONLINE[case.code], context(case.stack, case.edits), aws)
     told = {(finding.path, finding.level) for finding in found}
     assert told == ({(case.path, case.level)} if case.path else set()), list(found)
     assert all(finding.fix and finding.code == case.code for finding in found)
@@ -101,7 +101,7 @@ def test_each_answer_is_judged(case: Case) -> None:
 
 def test_bare_key_id_of_a_bucket_comes_as_an_arn() -> None:
     aws = aws_that_says([encrypted(KEY.rpartition("/")[2])], place(SPOT).region)
-    (found,) = ask(ONLINE["DRA-101"], context(SPOT, THEIRS), aws)
+    (found,) = check_online(ONLINE["DRA-101"], context(SPOT, THEIRS), aws)
     assert found.fix.startswith(f"set kms_key: {place(SPOT).arn('kms', KEY.rpartition(':')[2])};")
 
 
@@ -120,7 +120,7 @@ def test_a_refused_question_is_unknown(code: str, answer: str) -> None:
     if code in ("S3-101", "S3-102"):
         answers = [("s3", "head_bucket", "403")] * 3
     aws = aws_that_says(answers, place(case.stack).region)
-    found = ask(ONLINE[code], context(case.stack, case.edits), aws)
+    found = check_online(ONLINE[code], context(case.stack, case.edits), aws)
     assert found
     if code != "EC2-103" or answer == "UnauthorizedOperation":
         assert {finding.level for finding in found} == {"unknown"}
@@ -170,13 +170,13 @@ def test_page_in_place_of_answer_is_one_line_and_never_printed(portal: None) -> 
 
 def test_a_time_out_of_one_question_is_unknown() -> None:
     aws = broken(ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com"))
-    assert [one.level for one in ask(ONLINE["NET-101"], context(SPOT, {}), aws)] == ["unknown"]
+    assert [one.level for one in check_online(ONLINE["NET-101"], context(SPOT, {}), aws)] == ["unknown"]
 
 
 @pytest.mark.parametrize("code", ["NET-101", "EC2-103"])
 def test_a_page_as_the_message_of_an_error_is_not_printed(code: str) -> None:
     error = ClientError({"Error": {"Code": "503", "Message": PAGE.decode()}}, "Any")
-    found = ask(ONLINE[code], context(SPOT, {}), broken(error))
+    found = check_online(ONLINE[code], context(SPOT, {}), broken(error))
     assert found
     assert all("an HTML page" in one and "<" not in one for one in found)
 
@@ -213,7 +213,7 @@ def test_boundary_is_simulated_with_the_roles_own_policy() -> None:
 
             return SimpleNamespace(paginate=paginate)
 
-    ask(ONLINE["IAM-105"], context(SPOT, BOUNDED), Aws("us-east-1", lambda _: Recorder()))
+    check_online(ONLINE["IAM-105"], context(SPOT, BOUNDED), Aws("us-east-1", lambda _: Recorder()))
     request = asked["simulate_custom_policy"]
     assert json.loads(request["PermissionsBoundaryPolicyInputList"][0])["Statement"] == []
     assert request["ActionNames"] == json.loads(request["PolicyInputList"][0])["Statement"][0]["Action"]
@@ -221,7 +221,7 @@ def test_boundary_is_simulated_with_the_roles_own_policy() -> None:
 
 def test_missing_permission_names_the_permission() -> None:
     aws = aws_that_says([("ec2", "describe_availability_zones", "UnauthorizedOperation")])
-    (finding,) = ask(ONLINE["NET-101"], context(SPOT, {}), aws)
+    (finding,) = check_online(ONLINE["NET-101"], context(SPOT, {}), aws)
     assert "ec2:DescribeAvailabilityZones" in finding.fix
 
 

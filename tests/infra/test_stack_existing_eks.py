@@ -12,7 +12,7 @@ import pytest
 from infra.config import parse
 from infra.local.aws import LocalAws
 from infra.local.engine import PROGRAM, Engine
-from infra.preflight.online.client import Aws, ask
+from infra.preflight.online.client import Aws, check_online
 from infra.preflight.online.run import ONLINE
 from infra.preflight.rule import Context
 from tests.infra.edits import edited, place
@@ -91,7 +91,7 @@ def test_existing_eks_cluster_is_joined_and_outlives_the_stack(
     told = [
         one
         for code in ("EKS-102", "EKS-103", "EKS-104", "EKS-105", "EKS-106")
-        for one in ask(ONLINE[code], context, aws)
+        for one in check_online(ONLINE[code], context, aws)
     ]
     assert [(one.code, one.why) for one in told] == [("EKS-106", "platform has no add-on kube-proxy")]
 
@@ -108,7 +108,7 @@ def test_existing_eks_cluster_is_joined_and_outlives_the_stack(
     assert made["Orchestrator"] == {"Eks": {"ClusterArn": before["arn"]}}
     assert before["resourcesVpcConfig"]["clusterSecurityGroupId"] in made["VpcConfig"]["SecurityGroupIds"]
     assert set(client("eks").list_addons(clusterName="platform")["addons"]) == {"vpc-cni", *OWN}
-    assert not ask(ONLINE["EKS-106"], context, Aws(REGION))[1:], "the stack's own add-ons are no one else's"
+    assert not check_online(ONLINE["EKS-106"], context, Aws(REGION))[1:], "the stack's own add-ons are no one else's"
 
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
     assert client("eks").describe_cluster(name="platform")["cluster"] == before

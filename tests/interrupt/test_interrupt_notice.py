@@ -74,7 +74,7 @@ def test_rank_0_tells_of_a_notice_once_as_soon_as_it_is_there(tmp_path: Path, ra
     with NoticeWatcher(config, rank=rank, on_event=on_event) as watch:
         stop.touch()
         wait_until(lambda: seen or rank)
-        watch.announce(Notice("signal", "SIGTERM", None).fields())
+        watch.report_notice(Notice("signal", "SIGTERM", None).fields())
     assert [(kind, fields["source"], fields["detail"]) for kind, fields in seen] == [
         ("notice", "stop-file", f"stop file ({stop} exists): saving after this step")
     ][rank:]
@@ -95,7 +95,7 @@ def test_each_node_that_aws_takes_is_announced_once() -> None:
     spot = Notice("spot", "terminate", None, "i-0").fields()
     known = [Notice("signal", "SIGTERM", None).fields(), Notice("signal", "SIGUSR1", None).fields()]
     for notice in [*known, {**spot, "host": "a"}, {**spot, "host": "b"}, {**spot, "host": "a"}]:
-        watch.announce(notice)
+        watch.report_notice(notice)
     assert [(fields["detail"].partition(":")[0], fields["host"]) for _, fields in seen] == [
         ("SIGTERM", socket.gethostname()),
         ("spot notice (terminate) on a", "a"),

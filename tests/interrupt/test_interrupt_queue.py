@@ -159,13 +159,13 @@ def test_run_acts_on_its_node_once_and_deletes_after_the_commit(queue: Queue) ->
     notices: list[Notice] = []
     reader = queue.reader({MINE: "node1"}, notices)
     queue.send(spot(), spot())
-    assert reader.look() == PAUSE_S
+    assert reader.receive() == PAUSE_S
     (notice,) = notices
     assert (notice.source, notice.host, notice.instance_id, notice.deadline) == ("spot", "node1", MINE, 1100.0)
     assert reader.poll() == notice
     assert len(queue.bodies()) == 2, "a launch that is killed before it has saved leaves them to the next one"
     queue.show_again()
-    reader.look()
+    reader.receive()
     assert len(notices) == 1
     reader.close(saved=True)
     assert queue.bodies() == []
@@ -177,7 +177,7 @@ def test_message_about_nodes_of_two_runs_is_left_to_both(queue: Queue) -> None:
     for instance, host in ((MINE, "node1"), (OTHER, "node2")):
         notices: list[Notice] = []
         reader = queue.reader({instance: host}, notices)
-        assert reader.look() == YIELD_S
+        assert reader.receive() == YIELD_S
         assert [notice.host for notice in notices] == [host]
         reader.close(saved=True)
         queue.show_again()
@@ -188,7 +188,7 @@ def test_own_message_is_seen_among_many_of_others(queue: Queue) -> None:
     notices: list[Notice] = []
     odd = message(events.SPOT, {"instance-id": ["i-1"], "instance-action": "terminate"})
     queue.send(*[spot(OTHER)] * 34, odd, spot())
-    queue.reader({MINE: "node1"}, notices).look()
+    queue.reader({MINE: "node1"}, notices).receive()
     assert [notice.instance_id for notice in notices] == [MINE]
 
 
@@ -197,12 +197,12 @@ def test_two_runs_on_one_queue_each_get_their_own_node(queue: Queue) -> None:
     readers = [queue.reader({MINE: "node1"}, first), queue.reader({OTHER: "node2"}, second)]
     foreign, garbage = spot("i-00000000000000000"), "not an event"
     queue.send(spot(OTHER), foreign, garbage)
-    assert readers[0].look() == PAUSE_S
+    assert readers[0].receive() == PAUSE_S
     assert not first
     queue.show_again()
-    assert readers[0].look() == YIELD_S > LOOK_S, "the next look is another reader's"
+    assert readers[0].receive() == YIELD_S > LOOK_S, "the next look is another reader's"
     queue.show_again()
-    readers[1].look()
+    readers[1].receive()
     assert [notice.host for notice in second] == ["node2"]
     for reader in readers:
         reader.close(saved=True)
@@ -216,7 +216,7 @@ def test_queue_that_cannot_be_read_is_one_warning(
     reader = queue.reader({MINE: "node1"}, [], url=f"{queue.url}-gone")
     if variable:
         monkeypatch.setenv(variable, "no endpoint")
-    assert [reader.look(), reader.look()] == [RETRY_S, RETRY_S]
+    assert [reader.receive(), reader.receive()] == [RETRY_S, RETRY_S]
     (event,) = queue.events
     assert (event[0], event[1]["source"]) == ("warning", "queue")
 
@@ -228,7 +228,7 @@ def test_message_and_metadata_notice_of_a_node_count_once(queue: Queue) -> None:
     with NoticeWatcher(config, on_event=lambda kind, fields: seen.append({"event": kind} | fields)) as watch:
         watch.read_queue({MINE: "node1"})
         wait_until(lambda: watch.notice() is not None)
-        watch.announce(Notice("spot", "terminate at 12:00", None, MINE, host="node1").fields())
+        watch.report_notice(Notice("spot", "terminate at 12:00", None, MINE, host="node1").fields())
     assert [(one["event"], one["source"], one["host"]) for one in seen] == [("notice", "spot", "node1")]
     assert queue.bodies() == []
 

@@ -12,8 +12,8 @@ import pytest
 from rehearsal import journey as journeys
 from rehearsal import tasks
 from rehearsal.proof import (
-    Pace,
     Promise,
+    StepTimes,
     alert_came_and_went,
     close_losses,
     lost_at_most,
@@ -112,7 +112,7 @@ def test_goodput_is_planned_from_an_undisturbed_run() -> None:
         for step in range(1, 5)
     ]
     found = pace(steps, [{"event": "checkpoint_committed", "seconds": 0.25}, {"event": "stopped"}], started=4.0)
-    assert found == Pace(start_s=5.0, step_s=1.0, stall_s=0.5, commit_s=0.25)
+    assert found == StepTimes(start_s=5.0, step_s=1.0, stall_s=0.5, commit_s=0.25)
     calm = planned_goodput(found, 100, 10, 1e9)
     assert calm == pytest.approx(100 / (100 + 100 / 10 * 0.5 + 5), abs=1e-6)
     assert 0 < planned_goodput(found, 100, 10, 60.0) < calm
@@ -129,7 +129,7 @@ def test_a_broken_promise_is_exit_code_1(
 
     monkeypatch.setattr(journeys, "run_journey", run_journey)
     monkeypatch.setattr(journeys, "as_dict", lambda journey: {})
-    monkeypatch.setattr(tasks, "REPORT", tmp_path / "report.md")
+    monkeypatch.setattr(tasks, "FOLDER", tmp_path)
     answer = tasks.rehearse.body.__wrapped__(tasks.RehearseFlags())
     assert (answer.code, bool(answer.lines)) == (code, not kept)
     assert ("BROKEN" in (tmp_path / "report.md").read_text()) is not kept

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import boto3
+import numpy as np
 import pytest
 
 from lustrain.problem import UserError
-from rehearsal import journey, scheduled, tasks
+from rehearsal import hold, journey, scheduled, tasks
 from rehearsal.lab import aws_cli, nodes, slurm
 from tests.conftest import require
 from tests.lab.servers import S3Place
+from trainer.tasks.language_model import LanguageModel
 
 BY_SLURM = {
     "nodes boot by the stack's user data and register with its Slurm, without manual steps",
@@ -38,6 +40,24 @@ def test_slurm_that_cannot_run_here_is_refused_before_the_start(part: int, monke
     with pytest.raises(UserError) as refused:
         tasks.rehearse.body.__wrapped__(tasks.RehearseFlags(slurm=True))
     assert str(refused.value).startswith("--slurm: ")
+
+
+def test_launch_waits_in_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, made, waited = tmp_path / "go", list[int](), list[int]()
+
+    def sleep(_: float) -> None:
+        waited.append(len(made))
+        if len(waited) == 3:
+            go.touch()
+
+    monkeypatch.setattr(hold.time, "sleep", sleep)
+    monkeypatch.setattr(LanguageModel, "eval_batch", lambda self, ids: made.append(1) or {})
+    options = hold.HeldOptions(data="here", seq_len=2, hold=str(go), hold_evaluation=2)
+    task = hold.HeldLanguageModel(options, seed=0)
+    for _ in range(3):
+        for first in (0, 2):
+            task.eval_batch(np.arange(first, first + 2))
+    assert (len(made), waited) == (6, [2, 2, 2])
 
 
 def test_nodes_get_bundle_and_secret_by_the_stand_in(
@@ -76,5 +96,5 @@ def test_rehearsal_by_slurm_keeps_its_promises() -> None:
     broken = [promise["claim"] for promise in outcome["promises"] if not promise["kept"]]
     assert (broken, done.returncode) == ([], 0)
     assert {promise["claim"] for promise in outcome["promises"]} >= BY_SLURM
-    page = tasks.REPORT.read_text(encoding="utf-8")
+    page = (tasks.FOLDER / "report-slurm.md").read_text(encoding="utf-8")
     assert [claim for claim in sorted(BY_SLURM) if claim not in page] == []

@@ -153,10 +153,10 @@ def test_refused_resume_leaves_the_run_registered(
 
 @pytest.mark.parametrize("supervises", [True, False])
 def test_resume_beside_its_supervisor_is_refused(
-    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervises: bool
+    request_to_print: RunRequest, tmp_path: Path, supervises: bool
 ) -> None:
+    request_to_print = replace(request_to_print, supervised_by_caller=supervises)
     submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
-    monkeypatch.setattr(BACKEND, "supervised_by_caller", supervises)
     with subprocess.Popen([sys.executable, "-c", "input()", "train"], stdin=subprocess.PIPE) as supervisor:
         record = Path(request_to_print.run) / REQUEST
         record.write_text(json.dumps({**json.loads(record.read_text()), "pid": supervisor.pid}))

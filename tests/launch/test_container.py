@@ -22,6 +22,7 @@ from launch.request import RunRequest
 from launch.supervisor.policy import PEERS, USAGE
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError
+from tests.launch.test_launch_command import plant
 from tests.launch.test_request import EC2, IMAGE, cluster, resolve
 from tests.launch.test_request import config as settings
 from trainer.config import load
@@ -168,11 +169,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for program in ("docker", "podman"):
         plant(folder, program, "exit 1")
     return folder
-
-
-def plant(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
 
 
 def calls(folder: Path) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from launch import report, runs, status
-from launch.backends import is_supervised_by_caller
 from launch.flags import TrainFlags
 from tests.launch.test_request import config, resolve
 from trainer.errors import EXIT_REQUEUE
@@ -44,6 +43,6 @@ def test_report_accounts_for_its_time(store: ObjectStore, tmp_path: Path) -> Non
 def test_resume_registers_it_anew_and_its_launches_bind_nothing(store: ObjectStore, tmp_path: Path) -> None:
     request = resolve(TrainFlags("config.toml", nproc="1"), config(tmp_path), None, tmp_path)
     request = replace(request, run=str(tmp_path / "run"))
-    runs.register_run(request, is_supervised_by_caller, resume=True, files={})
+    runs.register_run(request, resume=True, files={})
     assert (journal.load_and_close_stale(store), journal.stopped(store)) == ([], False)
     assert journal.begin(store, ["n1"], "me") == 2

@@ -77,18 +77,25 @@ def test_growth_reaches_the_record_from_a_launcher_here(store: ObjectStore) -> N
     assert [record["grows_to"] for record in journal.read(store)] == [3]
 
 
-def test_the_word_of_the_nodes_goes_before_the_schedulers_code(store: ObjectStore) -> None:
-    journal.begin(store, ["n1", "n2", "n3"], "me")
-    ends(store, 1, {"code": 75, "own": 75, "silent": "node 1"}, {}, {"code": 75, "own": 75, "silent": "node 1"})
-    record = journal.finish(store, 1, 137)
-    assert (record["code"], record["blamed"], record["said"]) == (75, ["n2"], "")
+SILENT = {"code": 75, "own": 75, "silent": "node 1"}
 
 
-def test_failed_rank_is_to_blame_before_a_node_silent_later(store: ObjectStore) -> None:
-    journal.begin(store, ["n1", "n2"], "me")
-    ends(store, 1, {"code": 1, "own": 75, "silent": "node 1"}, {"code": 1, "own": 1, "said": "CUDA error"})
-    record = journal.finish(store, 1, 1)
-    assert (record["code"], record["blamed"], record["said"]) == (1, ["n2"], "CUDA error")
+@pytest.mark.parametrize(
+    ("reports", "scheduler", "code", "said"),
+    [
+        # The word of the nodes goes before the scheduler's code.
+        ((SILENT, {}, SILENT), 137, 75, ""),
+        # The node whose rank failed is blamed, and not one that was silent later.
+        ((SILENT | {"code": 1}, {"code": 1, "own": 1, "said": "CUDA error"}), 1, 1, "CUDA error"),
+    ],
+)
+def test_reports_of_nodes_say_who_is_to_blame(
+    store: ObjectStore, reports: tuple[dict[str, Any], ...], scheduler: int, code: int, said: str
+) -> None:
+    journal.begin(store, ["n1", "n2", "n3"][: len(reports)], "me")
+    ends(store, 1, *reports)
+    record = journal.finish(store, 1, scheduler)
+    assert (record["code"], record["blamed"], record["said"]) == (code, ["n2"], said)
 
 
 def test_nodes_that_never_came_are_to_blame(store: ObjectStore) -> None:

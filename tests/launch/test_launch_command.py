@@ -27,7 +27,7 @@ from trainer.run.journal import REQUEST, STOP
 from trainer.storage import open_store
 
 RUN = "/shared/first"
-SLURM = RunRequest(RUN, "slurm", "", RestartPolicy(), 1, 0, f"{RUN}/stop", 60, None, None)
+SLURM = RunRequest(RUN, "slurm", "", RestartPolicy(), 1, 0, f"{RUN}/stop", 60, None, None, False)
 PODS = kubernetes.KubernetesOptions("example.org/a@sha256:1", None, "ml", None, None, None, None, 0, 0, (), (), ())
 KUBERNETES = replace(SLURM, backend="kubernetes", options=PODS)
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"

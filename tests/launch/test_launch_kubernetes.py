@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launch import backends, runs
-from launch.backends import is_supervised_by_caller, kubernetes
+from launch.backends import kubernetes
 from launch.flags import TrainFlags
 from launch.request import resolve_request
 from lustrain import cluster as contract
@@ -68,7 +68,7 @@ def start(cluster: Kubernetes, folder: Path, text: str) -> None:
     flags = TrainFlags("config.toml", name="first", nodes="2", image=IMAGE)
     on, settings = contract.parse(described(folder)), load(folder / "config.toml")
     request = resolve_request(flags, settings, on, backends.load_all(), folder, (IMAGE, "cpu"))
-    runs.register_run(request, is_supervised_by_caller, resume=False, files={})
+    runs.register_run(request, resume=False, files={})
     objects = kubernetes.objects(request, {})
     pod = objects[1]["spec"]["template"]["spec"]
     del pod["securityContext"]

@@ -162,7 +162,7 @@ def test_a_run_that_fails_at_once_is_tried_three_times(tmp_path: Path) -> None:
     records = journal.read(open_store(f"{tmp_path}/run"))
     assert done.returncode == records[-1]["code"] == EXIT_FAILURE, done.stderr
     assert len(records) == 3
-    assert "3 launches in a row committed no more than their own start cost; the last one said: " in done.stdout
+    assert "3 launches in a row committed no more than their own start cost; the last error: " in done.stdout
     assert "no such device" in done.stdout
 
 

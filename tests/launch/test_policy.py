@@ -141,9 +141,7 @@ def test_three_worthless_attempts_in_a_row_stop_run_and_say_so(code: int | None)
     stop = after(GOOD, poor, poor, poor)
     assert isinstance(stop, Stop)
     assert stop.code == 1
-    assert stop.why.startswith(
-        "3 launches in a row committed no more than their own start cost; the last one said: CUDA"
-    )
+    assert stop.why.startswith("3 launches in a row committed no more than their own start cost; the last error: CUDA")
     assert isinstance(after(poor, poor, GOOD, poor), Start)
 
 

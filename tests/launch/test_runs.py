@@ -12,14 +12,17 @@ import pytest
 from invoke.context import Context
 
 from launch import runs, tasks
-from launch.backends import is_supervised_by_caller
 from launch.flags import TrainFlags
 from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
 from tests.launch.test_request import config, resolve
 from trainer.run.journal import REQUEST
 
+EARLIER = json.loads((Path(__file__).parent / "earlier_request.json").read_text())
+"""The request record of a run on its machine as commit 0720df85 stored it, in /home/me/runs."""
 
+
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize(
     ("host", "words", "taken"),
     [
@@ -29,34 +32,36 @@ from trainer.run.journal import REQUEST
         ("another", "train", True),
     ],
 )
-def test_resume_waits_for_a_launcher_that_lives(tmp_path: Path, host: str, words: str, taken: bool) -> None:
+def test_resume_waits_for_a_launcher_that_lives(
+    tmp_path: Path, host: str, words: str, taken: bool, earlier: bool
+) -> None:
     request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
-    store = runs.register_run(request, is_supervised_by_caller, resume=False, files={})
+    store = runs.register_run(request, resume=False, files={})
+    record = {**EARLIER, "run": request.run} if earlier else runs.read_record(store, REQUEST) or {}
     # What has the words of `fab train` and lives.
     with subprocess.Popen([sys.executable, "-c", "input()", words], stdin=subprocess.PIPE) as launcher:
-        store.put(
-            REQUEST,
-            json.dumps({**(runs.read_record(store, REQUEST) or {}), "host": host, "pid": launcher.pid}).encode(),
-        )
+        record |= {"host": host, "pid": launcher.pid}
+        store.put(REQUEST, json.dumps(record).encode())
         if taken:
-            runs.register_run(request, is_supervised_by_caller, resume=True, files={})
+            runs.register_run(request, resume=True, files={})
         else:
             with pytest.raises(UserError) as error:
-                runs.register_run(request, is_supervised_by_caller, resume=True, files={})
+                runs.register_run(request, resume=True, files={})
             assert error.value.problems[0].path == "--resume"  # type: ignore[attr-defined]
         launcher.communicate(b"\n")
-    runs.register_run(request, is_supervised_by_caller, resume=True, files={})
+    assert runs.supervisor_is_gone(record) == (host == platform.node())
+    runs.register_run(request, resume=True, files={})
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "resume"])
 def test_request_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
-    runs.register_run(request, is_supervised_by_caller, resume=False, files={})
+    runs.register_run(request, resume=False, files={})
     requests: list[tuple[str, str]] = []
     counting = Asking(request.run, lambda verb, key: requests.append((verb, key)))
     monkeypatch.setattr(runs, "open_store", lambda *args, **kwargs: counting)
     if command == "resume":
-        runs.register_run(request, is_supervised_by_caller, resume=True, files={})
+        runs.register_run(request, resume=True, files={})
         assert ("stat", REQUEST) not in requests
     else:
         arguments = {"now": True} if command == "stop" else {}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launch.backends import is_supervised_by_caller, ssh, ssh_handover, ssh_nodes, ssh_supervisor, ssh_unit
+from launch.backends import ssh, ssh_handover, ssh_nodes, ssh_supervisor, ssh_unit
 from launch.backends.ssh_executor import SshExecutor
 from launch.backends.ssh_nodes import REFUSED, ended_nodes
 from launch.backends.ssh_unit import (
@@ -273,7 +273,7 @@ def registered(tmp_path: Path) -> ObjectStore:
     """The store of a run that this process has requested."""
     request = request_of(tmp_path)
     local = RunRequest(str(tmp_path / "first"), *list(vars(request).values())[1:])
-    return register_run(local, is_supervised_by_caller, resume=False, files={})
+    return register_run(local, resume=False, files={})
 
 
 def request_again(store: ObjectStore, key: str) -> None:

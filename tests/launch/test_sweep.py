@@ -18,7 +18,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from launch import backends, tasks
-from launch.backends import LaunchPlan, Submission, is_supervised_by_caller
+from launch.backends import LaunchPlan, Submission
 from launch.backends.kubernetes import JOB_NAME
 from launch.flags import SweepFlags
 from launch.request import RunRequest
@@ -285,7 +285,7 @@ def test_folder_of_another_sweep_is_refused(
 
 def test_folder_of_a_run_is_refused(tmp_path: Path, queue: QueueBackend) -> None:
     plan = planned(tmp_path)
-    register_run(dataclasses.replace(plan.requests[0], run=plan.uri), is_supervised_by_caller, resume=False, files={})
+    register_run(dataclasses.replace(plan.requests[0], run=plan.uri), resume=False, files={})
     with pytest.raises(UserError) as error:
         begin(plan, queue)
     assert error.value.problems[0].path == "run.uri"
@@ -330,7 +330,7 @@ def test_interrupted_sweep_goes_on_with_the_same_command(tmp_path: Path) -> None
 
 def test_run_of_another_machine_is_taken_over_on_request_alone(tmp_path: Path) -> None:
     plan, backend = planned(tmp_path, on="local"), TurnBackend([EXIT_DONE, EXIT_DONE, EXIT_DONE])
-    store = register_run(plan.requests[0], is_supervised_by_caller, resume=False, files={})
+    store = register_run(plan.requests[0], resume=False, files={})
     body = {**(read_record(store, journal.REQUEST) or {}), "host": "another"}
     store.put(journal.REQUEST, json.dumps(body).encode())
     number = journal.begin(store, ["another"], "test")

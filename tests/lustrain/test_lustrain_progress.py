@@ -103,7 +103,7 @@ def test_no_advance_is_lost_when_threads_report_together() -> None:
 def test_brief_work_shows_nothing() -> None:
     stream = io.StringIO()
     with Progress("node tune", 1, "nodes", waiting=["a"], brief=True, stream=stream) as progress:
-        progress.beat()
+        progress.tick()
         progress.advance(name="a")
     assert stream.getvalue() == ""
 
@@ -114,7 +114,7 @@ def test_the_last_few_are_named_less_often_while_nothing_comes() -> None:
         progress.advance(name="a", note="1 not well")
         for _ in range(59):
             clock.now += 1
-            progress.beat()
+            progress.tick()
     lines = stream.getvalue().splitlines()
     assert lines[0] == "node tune: 1 of 2 nodes (50 %), 0.2 nodes/s, 5s left, 1 not well, waiting for [b]"
     assert len(lines) == 4, lines
@@ -123,7 +123,7 @@ def test_the_last_few_are_named_less_often_while_nothing_comes() -> None:
 def test_names_are_no_markup_on_a_terminal() -> None:
     stream = io.StringIO()
     with Progress("node tune", 2, "nodes", waiting=["[b]"], stream=stream, terminal=True, interval_s=0) as progress:
-        progress.beat()
+        progress.tick()
     assert "waiting for [b]" in stream.getvalue()
 
 

@@ -81,6 +81,18 @@ def test_an_attempt_whose_steps_were_all_done_over_has_no_span() -> None:
     assert spans(three) == [Span(1, 1, 3, 2), Span(3, 4, 12, 2)]
 
 
+def test_attempt_that_logged_no_step_is_counted(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "my-run"))
+    log_attempt(store, 1, 1, 20, code=None)
+    append_event(store, 2, "resumed", {"step": 10, "world_size": 2})
+    story = story_of(store)
+    assert (story.cuts, story.resumes, story.redone) == ([(20, Cut.LOST)], [10], [(11, 20)])
+    log_attempt(store, 3, 11, 30, code=0)
+    story = story_of(store)
+    assert (story.cuts, story.resumes) == ([(20, Cut.LOST), (10, Cut.LOST)], [10, 10])
+    assert ([span.generation for span in story.spans], story.redone) == ([1, 3], [(11, 20)])
+
+
 def test_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
     assert cuts([Attempt(1, 1, 9, 2, "", "")], []) == []
 

@@ -211,7 +211,7 @@ def test_a_key_of_another_user_is_not_in_order(tmp_path: Path, monkeypatch: pyte
     host = Systemd(tmp_path)
     host.write_bytes(paths.MUNGE_KEY, NEW, 0o400)
     (step,) = [step for step in apply.steps(host, joining(None)) if step.setting == "slurm.munge-key"]
-    assert step.look() == f"0400 of uid {me.pw_uid}"
+    assert step.inspect() == f"0400 of uid {me.pw_uid}"
 
 
 @pytest.mark.usefixtures("munge_is_me")

@@ -296,9 +296,9 @@ def test_a_node_that_stays_gone_is_deleted(tmp_path: Path, shown: str, reason: s
     host = Fake(tmp_path, scontrol=[done(NODE2.format(shown, "(null)", reason))])
     controller, delete = watch.Controller(host, silent, 600), ("scontrol", "delete", "NodeName=node2")
     for now_s in (0, 599):
-        controller.look(now_s)
+        controller.check_once(now_s)
     assert delete not in host.ran
-    controller.look(600)
+    controller.check_once(600)
     assert (delete in host.ran) == deleted
 
 
@@ -307,7 +307,7 @@ def test_a_node_that_came_back_is_gone_anew(tmp_path: Path) -> None:
     host = Fake(tmp_path, scontrol=[away, back, away])
     controller = watch.Controller(host, silent, 600)
     for now_s in (0, 300, 700):
-        controller.look(now_s)
+        controller.check_once(now_s)
     assert all(command[1] != "delete" for command in host.ran)
 
 
@@ -322,9 +322,9 @@ def test_a_node_that_came_back_is_gone_anew(tmp_path: Path) -> None:
 def test_slurmd_is_restarted_where_the_controller_forgot_it(tmp_path: Path, answer: Done, restarts: int) -> None:
     host = Fake(tmp_path, scontrol=[answer], systemctl=[done()])
     node = watch.Node(host, silent)
-    node.look(0)
+    node.check_once(0)
     assert host.ran == []
-    node.look(60)
+    node.check_once(60)
     assert host.ran.count(("systemctl", "restart", "slurmd.service")) == restarts
 
 
@@ -347,7 +347,7 @@ def test_notice_drains_and_keeps_a_persons_reason(
     host = Fake(tmp_path, scontrol=[done(NODE2.format(state, "(null)", before)), done()])
     host.write("/proc/sys/kernel/hostname", "node2\n")
     imds.spot_notice()
-    watch.Node(host, silent).look(0)
+    watch.Node(host, silent).check_once(0)
     (update,) = (command for command in host.ran if command[1] == "update")
     assert update[2:4] == ("NodeName=node2", "State=DRAIN")
     reason = update[4].removeprefix("Reason=")

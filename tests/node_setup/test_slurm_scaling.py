@@ -232,14 +232,14 @@ def watched(tmp_path: Path) -> Watched:
 
 def test_waiting_job_raises_the_group_and_idle_ends_it(watched: Watched) -> None:
     watched.cloud.queue = "1 PD 2 train PartitionConfig\n"
-    watched.scaler.look(0)
+    watched.scaler.check_once(0)
     assert watched.cloud.desired == 2
     watched.has("n1", "n2")
     watched.cloud.queue = ""
     for now_s in (60, 659):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == ["i-1", "i-2"]
-    watched.scaler.look(660)
+    watched.scaler.check_once(660)
     assert (watched.cloud.live, watched.cloud.desired) == ([], 0)
 
 
@@ -248,7 +248,7 @@ def test_machine_whose_node_gets_a_job_at_last_is_not_ended(watched: Watched) ->
     watched.has("n1")
     watched.cloud.job_before_drain = True
     for now_s in (0, 600):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == ["i-1"]
     assert ("scontrol", "update", "NodeName=n1", "State=RESUME") in watched.cloud.ran
 
@@ -257,10 +257,10 @@ def test_node_of_a_refused_end_takes_jobs_again(watched: Watched) -> None:
     watched.has("n1")
     watched.cloud.denied = TERMINATE
     for now_s in (0, 600, 630, 660):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.nodes == {"n1": "IDLE|"}
     logged = len(watched.lines)
-    watched.scaler.look(1259)
+    watched.scaler.check_once(1259)
     assert len(watched.lines) == logged, "the next try is after another idle time"
 
 
@@ -268,35 +268,35 @@ def test_node_of_an_end_that_answers_late_gets_no_job(watched: Watched) -> None:
     watched.has("n1")
     watched.cloud.answers_late = True
     for now_s in (0, 600, 630, 660):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == []
     assert watched.cloud.nodes["n1"].startswith("IDLE+DRAIN")
 
 
 def test_drain_of_a_person_after_the_look_is_kept(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     watched.has("n1")
-    watched.scaler.look(0)
+    watched.scaler.check_once(0)
 
     def drained_meanwhile(*given: Any) -> dict[str, Change]:
         watched.cloud.nodes["n1"] = "IDLE+DRAIN|Reason=a fan is loud [root@x]"
         return changes(*given)
 
     monkeypatch.setattr(scaling, "changes", drained_meanwhile)
-    watched.scaler.look(600)
+    watched.scaler.check_once(600)
     assert (watched.cloud.live, "fan" in watched.cloud.nodes["n1"]) == (["i-1"], True)
 
 
 def test_machine_that_became_a_node_after_the_look_stays(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     watched.has("n1")
     watched.cloud.nodes = {}
-    watched.scaler.look(0)
+    watched.scaler.check_once(0)
 
     def registered_meanwhile(*given: Any) -> dict[str, Change]:
         watched.cloud.nodes["n1"] = "ALLOCATED|"
         return changes(*given)
 
     monkeypatch.setattr(scaling, "changes", registered_meanwhile)
-    watched.scaler.look(BOOTED_WITHIN_S)
+    watched.scaler.check_once(BOOTED_WITHIN_S)
     assert watched.cloud.live == ["i-1"]
 
 
@@ -304,10 +304,10 @@ def test_node_whose_address_came_late_is_known_by_it(watched: Watched) -> None:
     watched.has("n1")
     watched.cloud.nodes = {"n1": "ALLOCATED|"}
     watched.cloud.has_addresses = False
-    watched.scaler.look(0)
+    watched.scaler.check_once(0)
     watched.cloud.has_addresses = True
     for now_s in (30, BOOTED_WITHIN_S, 2 * BOOTED_WITHIN_S):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == ["i-1"]
 
 
@@ -316,10 +316,10 @@ def test_machines_from_before_are_protected_or_nothing_changes(watched: Watched)
     watched.cloud.protected = False
     watched.cloud.denied = "set-instance-protection"
     for now_s in (0, 600, 1200):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == ["i-1"]
     watched.cloud.denied = ""
-    watched.scaler.look(1230)
+    watched.scaler.check_once(1230)
     assert watched.cloud.protected
 
 
@@ -330,43 +330,43 @@ def test_node_that_is_not_plainly_idle_stays(watched: Watched, state: str) -> No
     watched.has("n1")
     watched.cloud.nodes = {"n1": f"{state}|Reason=a fan is loud [root@x]"}
     for now_s in (0, 600, 6000):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == ["i-1"]
 
 
 def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> None:
     cloud = watched.cloud
     cloud.queue = "1 PD 2 train PartitionConfig\n"
-    watched.scaler.look(0)
+    watched.scaler.check_once(0)
     cloud.activities = [
         {"ActivityId": "a", "StatusCode": "Failed", "StatusMessage": "InsufficientInstanceCapacity - none"}
     ]
-    watched.scaler.look(30)
+    watched.scaler.check_once(30)
     (comment,) = (command[-1] for command in cloud.ran if command[:3] == ("scontrol", "update", "JobId=1"))
     assert "InsufficientInstanceCapacity" in comment
     assert cloud.desired == 0
     cloud.activities = [{**cloud.activities[0], "ActivityId": "of the same try"}, *cloud.activities]
-    watched.scaler.look(30 + HOLDS_S[0] - 1)
+    watched.scaler.check_once(30 + HOLDS_S[0] - 1)
     assert cloud.desired == 0
     for now_s in (30 + HOLDS_S[0], 60 + HOLDS_S[0]):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert cloud.desired == 2, "the old failure is not taken for a new one"
     cloud.activities = [{**cloud.activities[0], "ActivityId": "b"}, *cloud.activities]
-    watched.scaler.look(400)
-    watched.scaler.look(400 + HOLDS_S[1] - 1)
+    watched.scaler.check_once(400)
+    watched.scaler.check_once(400 + HOLDS_S[1] - 1)
     assert cloud.desired == 0, "the second pause is longer"
 
 
 def test_nothing_changes_where_slurm_or_aws_is_silent(watched: Watched) -> None:
     watched.has("n1")
-    watched.scaler.look(0)
+    watched.scaler.check_once(0)
     watched.cloud.denied = "describe-auto-scaling-groups"
     for now_s in (600, 1200):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert watched.cloud.live == ["i-1"]
     assert len(watched.lines) == 1, "the same line once"
     watched.cloud.denied = ""
-    watched.scaler.look(1230)
+    watched.scaler.check_once(1230)
     assert watched.cloud.live == ["i-1"], "what was not seen is no idle time"
 
 
@@ -377,7 +377,7 @@ def test_nothing_changes_at_half_an_answer(watched: Watched, verb: str, answer: 
     watched.cloud.queue = "1 PD 2 train PartitionConfig\n"
     watched.cloud.halved = {verb: answer}
     for now_s in (0, 600):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert (watched.cloud.live, watched.cloud.desired, len(watched.lines)) == (["i-1"], 1, 1)
 
 
@@ -386,7 +386,7 @@ def test_failures_from_before_a_restart_hold_nothing(watched: Watched) -> None:
     cloud.activities = [{"ActivityId": "old", "StatusCode": "Failed", "StatusMessage": "last week"}]
     cloud.queue, cloud.desired = "1 PD 2 train PartitionConfig\n", 2
     for now_s in (0, 30):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert (cloud.desired, watched.lines) == (2, [])
 
 
@@ -394,7 +394,7 @@ def test_group_that_is_being_destroyed_is_left_alone(watched: Watched) -> None:
     watched.has("n1")
     watched.cloud.protected, watched.cloud.most, watched.cloud.desired = False, 0, 0
     for now_s in (0, 600):
-        watched.scaler.look(now_s)
+        watched.scaler.check_once(now_s)
     assert (watched.cloud.protected, watched.cloud.desired, watched.cloud.live) == (False, 0, ["i-1"])
 
 
@@ -404,6 +404,6 @@ def test_missing_group_leaves_the_others_scaled(tmp_path: Path) -> None:
     cloud.queue = "1 PD 2 train PartitionConfig\n"
     one = scaler.Scaler(cloud, lines.append, request)
     for now_s in (0, 30):
-        one.look(now_s)
+        one.check_once(now_s)
     assert cloud.desired == 2
     assert sum("gone" in line for line in lines) == 1

@@ -64,7 +64,7 @@ def _run(scene: Scene, label: str) -> SceneResult:
         def show(count: Count) -> None:
             progress.total = count.collected or None
             new = count.ended - progress.done
-            progress.advance(new, note=f"{count.failed} failed" if count.failed else None) if new else progress.beat()
+            progress.advance(new, note=f"{count.failed} failed" if count.failed else None) if new else progress.tick()
 
         try:
             result = SceneRun(ROOT, FOLDER, on_progress=show).run(scene)

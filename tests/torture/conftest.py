@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import ForkServer, Job
+from tests.lab.faulty_proxy import FaultyProxy
+from tests.lab.servers import S3Place
 from tests.torture.small_run import history, train_words, write_config
 from tests.trainer.token_sets import write_token_set
 from trainer.storage import open_store
@@ -56,6 +58,12 @@ class Bench:
             assert job.wait() == [0] * ranks, job.said()
             self.references[ranks] = history(open_store(uri))
         return self.references[ranks]
+
+
+@pytest.fixture
+def proxy(weed_s3: S3Place) -> Iterator[FaultyProxy]:
+    with FaultyProxy(weed_s3.endpoint) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

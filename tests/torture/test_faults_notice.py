@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,6 @@ pytestmark = pytest.mark.slow
 ENDLESS = {"train.steps": 1_000_000}
 STEADY = {**ENDLESS, "checkpoint.every_steps": 1_000_000}
 """Saves on a notice only."""
-
-
-@pytest.fixture
-def proxy(weed_s3: S3Place) -> Iterator[FaultyProxy]:
-    with FaultyProxy(weed_s3.endpoint) as proxy:
-        yield proxy
 
 
 def last_logged(store: ObjectStore, generation: int) -> int:

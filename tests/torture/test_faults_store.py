@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.slow
 MOST_TRIES = 6
 """One request in eight meets a fault here, so six in a row are as likely as one in 250,000."""
 FEW_TRIES = {"AWS_MAX_ATTEMPTS": "2"}
-
-
-@pytest.fixture
-def proxy(weed_s3: S3Place) -> Iterator[FaultyProxy]:
-    with FaultyProxy(weed_s3.endpoint) as proxy:
-        yield proxy
 
 
 def through(proxy: FaultyProxy, **more: str) -> dict[str, str]:

@@ -46,7 +46,7 @@ def world(place: S3Place, name: str, folder: Path) -> Iterator[World]:
     with (
         Lab(1 + WORKERS, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix], metadata=True) as lab,
         # The fast data path reaches port 80 alone.
-        FaultyProxy(place.endpoint, host=lab.subnet.own, port=80) as proxy,
+        FaultyProxy(place.endpoint, host=lab.subnet.host_address, port=80) as proxy,
     ):
         yield World(lab, Slurm(lab, TIMING).start(), proxy, place.uri(name), folder)
 

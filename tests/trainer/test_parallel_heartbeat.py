@@ -80,13 +80,13 @@ STORES: list[TCPStore] = []
 def test_rank_is_silent_once_its_count_stands_still_enough() -> None:
     silence = Silence(3, longest=3)
     looks = [[b"0", b"0", b"0"], *([str(one).encode(), b"0", str(one).encode()] for one in range(1, 9))]
-    assert [silence.look(counts) for counts in looks] == [[], [], [], *[[1]] * 6]
-    assert silence.look([b"9", b"1", b"9"]) == []
+    assert [silence.update(counts) for counts in looks] == [[], [], [], *[[1]] * 6]
+    assert silence.update([b"9", b"1", b"9"]) == []
 
 
 def test_without_any_count_all_are_silent() -> None:
     silence = Silence(2, longest=2)
-    assert [silence.look([]), silence.look([])] == [[], [0, 1]]
+    assert [silence.update([]), silence.update([])] == [[], [0, 1]]
 
 
 def test_ranks_beat_on_after_a_notice_and_are_not_ended_by_it(port: int) -> None:

@@ -57,8 +57,8 @@ def test_a_rank_that_says_nothing_is_named_after_the_agreed_time(boxes: list[Sto
 
 def test_rank_that_left_is_not_waited_for(boxes: list[StoreVotes]) -> None:
     boxes[1].post("topic", 1, {"x": 1})
-    boxes[2].leave(2, "MemoryError")
-    boxes[1].leave(1, "KeyError")
+    boxes[2].withdraw(2, "MemoryError")
+    boxes[1].withdraw(1, "KeyError")
     assert boxes[0].gather("topic", 1e9, ranks=[1]) == {1: {"x": 1}}
     with pytest.raises(RankGoneError) as gone:
         boxes[0].gather("other", 1e9)

@@ -193,7 +193,7 @@ def test_own_failure_counts_before_a_rank_that_is_gone(kind: type[Exception]) ->
             raise kind("width")
 
         if rank == 2:
-            votes.leave(rank, "MemoryError")
+            votes.withdraw(rank, "MemoryError")
         else:
             run_on_all_ranks(votes, rank, "topic", mine if rank else dict)
 

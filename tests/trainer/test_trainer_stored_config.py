@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
+from tests.checkpoint.stores import Stuttering
 from trainer.checkpoint import stored_config
 from trainer.config import REMOVED, Config
 from trainer.storage import ObjectStore, PreconditionError, open_store
@@ -174,11 +175,6 @@ def test_two_attempts_cannot_both_replace_the_config(store: ObjectStore) -> None
 
 
 def test_replacement_with_a_lost_answer_is_seen_as_own_success(store: ObjectStore) -> None:
-    class Stuttering(LocalStore):
-        def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
-            super().put(key, body, if_absent=if_absent, if_match=if_match)
-            raise PreconditionError("the retry met its own success")
-
     wanted = config(train__steps=20)
     stored = stored_config.check(store, wanted, SHAPE, {})
     assert stored_config.record(Stuttering(store.uri), stored, wanted, SHAPE, {}) == {"train.steps": (10, 20)}

@@ -140,7 +140,7 @@ class QueueReader:
         except (BotoCoreError, ClientError) as error:
             self._outage.failed(f"a notice stays in {self._url}: {error}")
 
-    def look(self) -> float:
+    def receive(self) -> float:
         """Take the messages that are there, and return how many seconds to wait before the next look.
 
         A busy account has more of them than a call returns, and they come back after LOOK_S: a look takes what it can in that
@@ -214,4 +214,4 @@ class QueueReader:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._closing.wait(self.look())
+            self._closing.wait(self.receive())

@@ -115,13 +115,13 @@ class NoticeWatcher:
             self._config.queue,
             nodes,
             rebalance=self._config.rebalance,
-            on_notice=lambda notice: self.announce(notice.fields()),
+            on_notice=lambda notice: self.report_notice(notice.fields()),
             on_event=self._on_event,
         )
         self._queue.start()
         self._pollers.append(self._queue)
 
-    def announce(self, notice: Mapping[str, Any]) -> None:
+    def report_notice(self, notice: Mapping[str, Any]) -> None:
         """Report on rank 0, once each, what stops the job (`Notice.fields`) and what else AWS takes away.
 
         The watching thread reports this rank's notice at once, the loop those of other ranks.
@@ -168,7 +168,7 @@ class NoticeWatcher:
     def _announce_any(self) -> None:
         notice = nearer(self._signals.notice, self._polled)
         if notice is not None:
-            self.announce(notice.fields())
+            self.report_notice(notice.fields())
 
 
 def _log_event(kind: str, fields: dict[str, Any]) -> None:

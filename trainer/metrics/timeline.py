@@ -13,6 +13,8 @@ from trainer.errors import EXIT_REQUEUE
 from trainer.metrics.goodput import by_step
 from trainer.metrics.reader import Attempt
 
+BEGAN = ("started", "resumed")
+"""The events with which an attempt begins; their `step` is the one that it goes on from."""
 COMMITTED = "checkpoint_committed"
 """The event of a commit; its `step` is the checkpoint's."""
 PRUNED = "checkpoints_pruned"
@@ -50,7 +52,7 @@ class Timeline:
     tokens_per_second: list[float]
     spans: list[Span]
     cuts: list[tuple[int, Cut]]
-    """The last step that an interrupted attempt logged, and how it was interrupted."""
+    """The last step of an interrupted attempt, and how it was interrupted."""
     resumes: list[int]
     """The step of each checkpoint that an attempt went on from."""
     saves: list[int]
@@ -67,8 +69,9 @@ def timeline(
     attempts: Sequence[Attempt],
     began: float | None = None,
 ) -> Timeline:
-    """Put the merged step records, all events and all attempts of a run together; it began at this Unix time, by hand with its
-    first event."""
+    """Put the merged step records, all events and the attempts that logged a step together; the run began at this Unix time,
+    by hand with its first event."""
+    attempts = with_stepless(attempts, events)
     if began is None:
         began = min((datetime.fromisoformat(e["time"]).timestamp() for e in events if "time" in e), default=None)
     evaluated = [record for record in history if "eval_loss" in record]
@@ -91,6 +94,17 @@ def timeline(
         ],
         goodput=by_step(history, began),
     )
+
+
+def with_stepless(attempts: Sequence[Attempt], events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
+    """Return the attempts, and those that began but logged no step, whose last step is the one that they began from."""
+    known = {attempt.generation for attempt in attempts}
+    stepless = {}
+    for event in events:
+        number, step, time = event.get("attempt"), event.get("step"), str(event.get("time", ""))
+        if event.get("event") in BEGAN and number not in known and isinstance(number, int) and isinstance(step, int):
+            stepless[number] = Attempt(number, step + 1, step, int(event.get("world_size", 0)), time, time)
+    return sorted([*attempts, *stepless.values()], key=lambda attempt: attempt.generation)
 
 
 def spans(attempts: Sequence[Attempt]) -> list[Span]:

@@ -34,7 +34,7 @@ class Silence:
         self._silent = [0] * ranks
         self._before: Sequence[bytes] = []
 
-    def look(self, counts: Sequence[bytes]) -> list[int]:
+    def update(self, counts: Sequence[bytes]) -> list[int]:
         """Return the ranks that have been silent for too long; none before the first counts have arrived."""
         for rank in range(len(self._silent)):
             heard = counts[rank : rank + 1] != self._before[rank : rank + 1]
@@ -103,7 +103,7 @@ class Heartbeat:
         while not self._closing.wait(self._beat_s):
             if not self._noticed():
                 continue
-            if gone := silence.look(self._counts):
+            if gone := silence.update(self._counts):
                 # A rank that does not hear itself does not reach the store, which rank 0 has.
                 self._end([0] if self._world.rank in gone else gone)
                 return

@@ -64,7 +64,7 @@ def rank_0_last(world: World, votes: VoteBox) -> Iterator[None]:
     except BaseException as error:
         with suppress(VoteError):
             votes.post("farewell", world.rank, {})
-            votes.leave(world.rank, reason_of(error))
+            votes.withdraw(world.rank, reason_of(error))
         raise
     _part(world, votes)
 

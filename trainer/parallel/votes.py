@@ -97,7 +97,7 @@ class VoteBox(ABC):
         self._read_posts(topic, set(), posts)
         return posts
 
-    def leave(self, rank: int, why: str) -> None:
+    def withdraw(self, rank: int, why: str) -> None:
         """End the waiting for posts of this rank, which will not come any more; raises VoteError."""
         self.post(_GONE, rank, {"why": why})
 

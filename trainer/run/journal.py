@@ -29,6 +29,8 @@ FOLDER = "launch/"
 REQUEST, CONFIG, STOP = f"{FOLDER}asked.json", f"{FOLDER}config.toml", f"{FOLDER}stop"
 ENDS = "ends/"
 """Apart from the launches: a thousand nodes write a thousand of these."""
+REQUESTED_AT, ERROR = "asked", "said"
+"""Keys of records, named before the words of today: when the run was requested, in Unix seconds; the line of a failed rank."""
 VERSION = 1
 _ATTEMPT = re.compile(rf"{FOLDER}(\d{{6,}})\.json")
 
@@ -121,7 +123,7 @@ def finish(store: ObjectStore, number: int, code: int | None, grows_to: int = 0)
 def put_node_exit(uri: str, attempt: int, node: int, code: int, local_code: int, lost_nodes: str, error: str) -> None:
     """Write a node's report on the end of a launch; the values are those of NodeExit."""
     store = open_store(uri, name="run.uri")
-    ended = {"code": code, "own": local_code, "silent": lost_nodes, "said": error}
+    ended = {"code": code, "own": local_code, "silent": lost_nodes, ERROR: error}
     body = {"version": VERSION, "node": node, **ended}
     store.put(end_key(attempt, node), encode_record(body))
 
@@ -139,11 +141,11 @@ def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any
     # What fails on most nodes is a fault of the run or of its store, not of the nodes.
     blamed = [nodes[index] for index in sorted(failed or silent) if index < len(nodes)]
     blamed = blamed if len(blamed) * 2 <= len(nodes) else []
-    error = next((end["said"] for end in ends if end["said"] and end["own"] not in innocent), "")
+    error = next((end[ERROR] for end in ends if end[ERROR] and end["own"] not in innocent), "")
     if not error and silent and not blamed and len(nodes) == 2:
         error = f"{nodes[0]} and {nodes[1]} did not hear each other: the link between them"
     codes = {"code": job_exit_code([end["code"] for end in ends])} if ends else {}
-    return codes | {"blamed": blamed, "said": error}
+    return codes | {"blamed": blamed, ERROR: error}
 
 
 def silent_nodes(reports: Mapping[int, str]) -> set[int]:

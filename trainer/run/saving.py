@@ -17,7 +17,7 @@ from torch import Tensor
 from lustrain.backoff import pause_s
 from lustrain.problem import UserError
 from trainer.checkpoint.lineage.fence import Fence
-from trainer.checkpoint.save.interval import Interval, finish_or_restart
+from trainer.checkpoint.save.interval import Interval, choose_on_notice
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.errors import LostRunError
 from trainer.interrupt.notice import Notice, to_announce
@@ -79,7 +79,7 @@ class Saving:
     def should_save(self, step: int) -> bool:
         """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
         self._note_outcomes(None)
-        return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
+        return self._rank == 0 and not self._checkpointer.busy and self._interval.should_save(step)
 
     def unsaved_too_long(self) -> Notice | None:
         """Return a notice where saves have failed for too long: the run then tries once more, and ends."""
@@ -109,17 +109,19 @@ class Saving:
         self._interval.measured_stall(blocked)
         return blocked
 
-    def save_on_notice(self, step: int, notice: Notice | None, announce: Callable[[Mapping[str, Any]], object]) -> None:
+    def save_on_notice(
+        self, step: int, notice: Notice | None, report_notice: Callable[[Mapping[str, Any]], object]
+    ) -> None:
         """Have a checkpoint committed before the capacity is gone: the one in flight, or a new one of `step`.
 
-        `notice` is what this rank knows; before the save, `announce` gets what the ranks agreed to name (`Notice.fields`).
+        `notice` is what this rank knows; before the save, `report_notice` gets what the ranks agreed to name (`Notice.fields`).
         Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
         """
         plan = self._plan(f"notice/{step}", notice)
         first = plan["notices"][0]
         self.noticed = Notice(first["source"], first["detail"], None)
         for known in plan["notices"]:
-            announce(known)
+            report_notice(known)
         before = plan["committed"]
         if plan["do"] == "finish":
             self._finish_save()
@@ -217,7 +219,7 @@ def plan_for_notice(answers: Mapping[int, Json]) -> Json:
     # A rank may know already that the save in flight has committed while another does not.
     committed = min(rank["committed"] for rank in ranks)
     return {
-        "do": finish_or_restart(flight, new, left),
+        "do": choose_on_notice(flight, new, left),
         "time_left": left is None or new <= left,
         "committed": committed,
     }

@@ -99,7 +99,7 @@ def check_fit_and_versions(config: Config, task: Task, world: World, votes: Vote
     rank_0s = run_on_all_ranks(votes, world.rank, "start/fit", work, reduce)
     # A rank 0 of an earlier version compares nothing, and answers with nothing.
     if lines := version_problems({0: rank_0s, world.rank: this_version()}):
-        votes.leave(world.rank, lines[0])
+        votes.withdraw(world.rank, lines[0])
         raise UserError(lines)
 
 
@@ -191,10 +191,10 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     leases: list[Lease] = []
 
     @store_failures_exit_1(but=(RefusedError,))
-    def take() -> Json:
+    def take_lease() -> Json:
         return _take(config, task, store, leases) if world.rank == 0 else {}
 
-    claimed = run_on_all_ranks(votes, world.rank, "start/claim", take, lambda claims: claims[0])
+    claimed = run_on_all_ranks(votes, world.rank, "start/claim", take_lease, lambda claims: claims[0])
     candidates = [ManifestId(generation, step) for generation, step in claimed["candidates"]]
     lease = leases[0] if leases else None
     return RunLease(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
@@ -216,7 +216,7 @@ def claim_again(
     leases: list[Lease] = []
 
     @store_failures_exit_1()
-    def take() -> Json:
+    def take_lease() -> Json:
         if run_lease.lease is None:
             return {}
         live = live_manifests(committed(store), run_lease.lease.lineage, run_lease.generation)
@@ -231,7 +231,7 @@ def claim_again(
         ids = [[manifest.generation, manifest.step] for manifest in candidates]
         return {"generation": lease.generation, "candidates": ids}
 
-    taken = run_on_all_ranks(votes, world.rank, "rollback/claim", take, lambda claims: claims[0])
+    taken = run_on_all_ranks(votes, world.rank, "rollback/claim", take_lease, lambda claims: claims[0])
     candidates = [ManifestId(generation, step) for generation, step in taken["candidates"]]
     return RunLease(taken["generation"], candidates, run_lease.schedule_steps, {}, leases[0] if leases else None)
 

@@ -120,21 +120,21 @@ def layout(spec: ClusterSpec, vpc: IPv4Network, compute_prefix: int) -> Mapping[
     prefixes = {"compute": compute_prefix, "public": _within(vpc, PUBLIC_PREFIX, 2)}
     if spec.backend == "hyperpod-eks":
         prefixes |= dict.fromkeys(("control-0", "control-1"), _within(vpc, CONTROL_PREFIX, 3))
-    start, found = int(vpc.network_address), {}
+    start, blocks = int(vpc.network_address), {}
     for key, prefix in sorted(prefixes.items(), key=lambda item: item[1]):
         size = 1 << (32 - prefix)
         if start + size - 1 > int(vpc.broadcast_address):
             return None
-        found[key] = IPv4Network((start, prefix))
+        blocks[key] = IPv4Network((start, prefix))
         start += size
     size = 1 << (32 - compute_prefix)
     for zone in spec.other_zones:
         start = -(-start // size) * size
         if start + size - 1 > int(vpc.broadcast_address):
             return None
-        found[in_zone(zone)] = IPv4Network((start, compute_prefix))
+        blocks[in_zone(zone)] = IPv4Network((start, compute_prefix))
         start += size
-    return found
+    return blocks
 
 
 def in_zone(zone_id: str) -> str:
@@ -167,12 +167,12 @@ def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
 
 
 def _addresses_of_node(spec: ClusterSpec, group: Group) -> int:
-    found = spec.node_of(group)
-    if found is None:
+    facts = spec.node_of(group)
+    if facts is None:
         cards = layout_addresses = 1
     else:
-        cards = len(found.cards) if found.efa else 1
-        layout_addresses = addresses(nics(found, spec.network.nic_policy))
+        cards = len(facts.cards) if facts.efa else 1
+        layout_addresses = addresses(nics(facts, spec.network.nic_policy))
     if spec.backend == "ec2":
         return layout_addresses
     if group.interface_type == "efa-only":

@@ -237,19 +237,19 @@ def _wrong(name: str, content: bytes) -> Sequence[Problem]:
     if Path(name).suffix in BINARY:
         return []
     path = f"lifecycle/{name}"
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if content.startswith(BOM):
-        found.append(
+        problems.append(
             problem(path, "BOM", "begins with a byte order mark, and the kernel then finds no `#!`", fix="save without")
         )
     if b"\r" in content:
-        found.append(
+        problems.append(
             problem(path, "CRLF", "has Windows line ends, which bash reads as part of words", fix="save with LF")
         )
     if name.endswith(".sh") and not content.removeprefix(BOM).startswith(b"#!/"):
         first = content.split(b"\n", 1)[0].decode("utf-8", "replace")
-        found.append(problem(path, first, "has no first line that says what runs it", allowed="#!/bin/bash"))
-    return found
+        problems.append(problem(path, first, "has no first line that says what runs it", allowed="#!/bin/bash"))
+    return problems
 
 
 def _sha(files: Iterable[BundleFile]) -> str:

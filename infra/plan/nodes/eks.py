@@ -102,7 +102,7 @@ class ControlPlane:
     (https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html)."""
 
 
-def unfit(spec: ClusterSpec, plane: ControlPlane) -> Iterator[Problem]:
+def join_problems(spec: ClusterSpec, plane: ControlPlane) -> Iterator[Problem]:
     """Yield why HyperPod cannot join an existing control plane."""
     if plane.status != "ACTIVE":
         yield finding(

@@ -65,28 +65,28 @@ def _backups(config: Lustre) -> Iterator[Problem]:
 
 def _ssd_violations(config: Lustre, efa: bool) -> list[Problem]:
     rate, iops = config.per_tib_mb_s, config.metadata_iops
-    found = [*_form(config)]
-    if config.capacity_gib is not None and not found:
-        found += _capacity(config.capacity_gib, rate, efa)
+    problems = [*_form(config)]
+    if config.capacity_gib is not None and not problems:
+        problems += _capacity(config.capacity_gib, rate, efa)
     if rate is not None and rate not in PER_TIB_MB_S:
         message = f"{rate} is not a throughput of PERSISTENT_2; allowed: {_listed(PER_TIB_MB_S)}"
         nearest = min(PER_TIB_MB_S, key=lambda known: abs(known - (rate or 0)))
-        found.append(_fault("per_tib_mb_s", message, f"set {nearest}", "FSX-003"))
+        problems.append(_fault("per_tib_mb_s", message, f"set {nearest}", "FSX-003"))
     if iops is not None and iops not in METADATA_IOPS:
         message = f"{iops} is not on the ladder; allowed: 1500, 3000, 6000, multiples of 12000 up to 192000"
         fix = f"set {_at_least(METADATA_IOPS, iops)}, or remove it and FSx follows the capacity"
-        found.append(_fault("metadata_iops", message, fix, "FSX-004"))
-    elif iops is not None and not found:
+        problems.append(_fault("metadata_iops", message, fix, "FSX-004"))
+    elif iops is not None and not problems:
         capacity = lustre(config, efa).capacity_gib or 0
         if iops < (least := automatic_iops(capacity)):
             message = f"{iops} is below the {least} that {capacity} GiB have by themselves"
             fix = f"set {least} or more, or remove it and FSx follows the capacity"
             source = f"{LUSTRE_GUIDE}/managing-metadata-performance.html"
-            found.append(_fault("metadata_iops", message, fix, "FSX-004", source))
+            problems.append(_fault("metadata_iops", message, fix, "FSX-004", source))
     if config.read_cache_gib is not None:
         fix = "remove it, or set type: intelligent-tiering"
-        found.append(_fault("read_cache_gib", "only Intelligent-Tiering has a read cache", fix, "FSX-005"))
-    return found
+        problems.append(_fault("read_cache_gib", "only Intelligent-Tiering has a read cache", fix, "FSX-005"))
+    return problems
 
 
 def _form(config: Lustre) -> Iterator[Problem]:

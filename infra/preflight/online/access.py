@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infra.catalog.kubernetes import DATE, HYPERPOD, VERSIONS
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.documents import Document
-from infra.plan.nodes.eks import EXISTING, MODES, ControlPlane, addons, needed_addons, unfit
+from infra.plan.nodes.eks import EXISTING, MODES, ControlPlane, addons, join_problems, needed_addons
 from infra.plan.place import COST_TAG
 from infra.plan.roles import RolePlan, flow_log_role, key_of_existing, node_role, services
 from infra.preflight.online.client import Aws, answered, missing
-from infra.preflight.rule import Context, Family, Problems, listed
+from infra.preflight.rule import Context, Family, listed
 
 if TYPE_CHECKING:
     from mypy_boto3_iam.type_defs import ContextEntryTypeDef
@@ -69,27 +69,27 @@ def existing_plane(spec: ClusterSpec, aws: Aws) -> ControlPlane | None:
     """Return the existing control plane that the spec names; None where it names none, or there is none."""
     if spec.backend != "hyperpod-eks" or spec.eks.existing is None:
         return None
-    found = _described(spec, aws)
-    if found is None:
+    described = _described(spec, aws)
+    if described is None:
         return None
     # A cluster that runs elsewhere (EKS Connector) has no network and no version, one that is being made no group yet.
-    network = found.get("resourcesVpcConfig", {})
+    network = described.get("resourcesVpcConfig", {})
     return ControlPlane(
-        arn=found["arn"],
-        version=found.get("version", ""),
-        status=found["status"],
-        authentication_mode=found.get("accessConfig", {}).get("authenticationMode", "CONFIG_MAP"),
+        arn=described["arn"],
+        version=described.get("version", ""),
+        status=described["status"],
+        authentication_mode=described.get("accessConfig", {}).get("authenticationMode", "CONFIG_MAP"),
         vpc_id=network.get("vpcId", ""),
         security_group_id=network.get("clusterSecurityGroupId", ""),
     )
 
 
 def _described(spec: ClusterSpec, aws: Aws) -> Any:
-    def ask() -> Any:
+    def read() -> Any:
         answer = answered("ResourceNotFound", aws.eks.describe_cluster, name=spec.eks_name)
         return answer["cluster"] if answer else None
 
-    return aws.once(("eks", spec.eks_name), ask)
+    return aws.once(("eks", spec.eks_name), read)
 
 
 @RULES.add(
@@ -105,7 +105,7 @@ def joinable(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if plane is None:
         yield missing(EXISTING, f"EKS cluster {spec.eks_name}")
     else:
-        yield from unfit(spec, plane)
+        yield from join_problems(spec, plane)
 
 
 @RULES.add(

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from infra.config import ClusterSpec, Group
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
 from infra.plan.summary import machines
 from infra.preflight.online.client import Aws, answered, missing
-from infra.preflight.rule import Context, Family, Problems, group_types, groups, listed
+from infra.preflight.rule import Context, Family, group_types, groups, listed
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"
 DESCRIBE = "ec2:DescribeCapacityReservations"
@@ -251,12 +251,12 @@ def _reservations(spec: ClusterSpec, aws: Aws) -> Iterator[tuple[str, Group, dic
 
 
 def _reservation(aws: Aws, named: str) -> dict[str, Any] | None:
-    def ask() -> dict[str, Any] | None:
+    def read() -> dict[str, Any] | None:
         absent, describe = "InvalidCapacityReservationId.NotFound", aws.ec2.describe_capacity_reservations
         answer = answered(absent, describe, CapacityReservationIds=[named])
         return dict(answer["CapacityReservations"][0]) if answer and answer["CapacityReservations"] else None
 
-    return aws.once(("reservation", named), ask)  # type: ignore[no-any-return]
+    return aws.once(("reservation", named), read)  # type: ignore[no-any-return]
 
 
 def _ends(path: str, spec: ClusterSpec, group: Group, ends: datetime) -> Problems:

@@ -12,8 +12,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.model import OperationModel
 from botocore.parsers import ResponseParserError
 
-from infra.finding import finding
-from infra.preflight.rule import Context, Rule
+from infra.finding import Rule, finding
+from infra.preflight.rule import Context
 from lustrain.problem import LONGEST_VALUE, Problem, UserError, is_page, without_page
 
 if TYPE_CHECKING:
@@ -136,11 +136,11 @@ def answered(
 def quotas_of(aws: Aws, service: str) -> Mapping[str, float]:
     """Return the account's quotas of a service by their names."""
 
-    def ask() -> dict[str, float]:
+    def read() -> dict[str, float]:
         pages = aws.quotas.get_paginator("list_service_quotas").paginate(ServiceCode=service)
         return {quota["QuotaName"]: quota["Value"] for page in pages for quota in page["Quotas"]}
 
-    return aws.once(("quotas", service), ask)  # type: ignore[no-any-return]
+    return aws.once(("quotas", service), read)  # type: ignore[no-any-return]
 
 
 def unknown(path: str, why: str, fix: str) -> Problem:
@@ -155,7 +155,7 @@ def missing(path: str, what: str, fix: str = "correct it") -> Problem:
     return finding(path, f"{what} is not in this account and region", fix)
 
 
-def ask(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
+def check_online(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
     """Return what the rule finds, or one line that says why AWS gave no answer; no answer never counts as a pass."""
     try:
         return list(rule.check(context, aws))
@@ -163,7 +163,7 @@ def ask(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
         failure = _refused(error, rule.permission)
     except (BotoCoreError, ResponseParserError) as error:
         failure = unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")
-    return [rule.own(failure)]
+    return [rule.label(failure)]
 
 
 def _refused(error: ClientError, permission: str) -> Problem:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.logs import log_groups
 from infra.plan.place import COST_TAG
 from infra.plan.watch.interruptions import queue_name
 from infra.preflight.online.client import Aws, answered
-from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rule import Context, Family
 from infra.preflight.rules.buckets import KEYS
 
 ABSENT = (

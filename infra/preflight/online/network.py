@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infra.config import ClusterSpec, ExistingNetwork
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.network.endpoints import endpoints
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import addresses_needed
 from infra.preflight.online.client import Aws, answered, missing, quotas_of
-from infra.preflight.rule import Context, Family, Problems, known_groups, listed
+from infra.preflight.rule import Context, Family, known_groups, listed
 from infra.preflight.rules.network import named_zones
 
 SUBNET = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Subnet.html"
@@ -294,11 +294,11 @@ def endpoint_services(spec: ClusterSpec, context: Context, aws: Aws) -> Problems
 def subnet(aws: Aws, named: str) -> dict[str, Any] | None:
     """Return the subnet as EC2 describes it; None where it does not exist."""
 
-    def ask() -> dict[str, Any] | None:
+    def read() -> dict[str, Any] | None:
         answer = answered("InvalidSubnetID.NotFound", aws.ec2.describe_subnets, SubnetIds=[named])
         return dict(answer["Subnets"][0]) if answer else None
 
-    return aws.once(("subnet", named), ask)  # type: ignore[no-any-return]
+    return aws.once(("subnet", named), read)  # type: ignore[no-any-return]
 
 
 def _serves(table: Any, named: str) -> bool:

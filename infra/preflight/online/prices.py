@@ -60,7 +60,7 @@ def spot_history(
 def require_listed(region: str) -> None:
     """UserError where the price list has no prices in USD that these credentials may read."""
     if not partitions()["aws"].regions.match(region):
-        why = "is in a partition whose price list is not asked: China's is in yuan, that of GovCloud needs other credentials"
+        why = "is in a partition whose price list is not read: China's is in yuan, that of GovCloud needs other credentials"
         raise UserError(problem("region", region, why, fix="leave out --online for the dated prices"))
 
 

@@ -11,13 +11,13 @@ from botocore.parsers import ResponseParserError
 
 from infra import clock
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Rule, finding
 from infra.plan.place import Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, suppress
 from infra.preflight.online import access, capacity, instances, leftovers, network, scheduler, storage, watch
-from infra.preflight.online.client import EXPIRED, NO_ONE, WHOLE, Aws, NotAwsError, ask, code_of, unknown
+from infra.preflight.online.client import EXPIRED, NO_ONE, WHOLE, Aws, NotAwsError, check_online, code_of, unknown
 from infra.preflight.report import UNREACHED
-from infra.preflight.rule import Context, Rule
+from infra.preflight.rule import Context
 from lustrain.problem import Problem, UserError
 
 ONLINE: Mapping[str, Rule] = {
@@ -70,7 +70,7 @@ def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Pr
     problems = check_offline(context)
     if place is None:
         nothing = finding(WHOLE, UNREACHED, "look at network, proxy and AWS_ENDPOINT_URL", level="unknown")
-        problems += [rule.own(nothing) for rule in ONLINE.values()]
+        problems += [rule.label(nothing) for rule in ONLINE.values()]
     else:
         problems += ask_all(context, aws)
     return suppress(spec, problems, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
@@ -80,13 +80,13 @@ def ask_all(context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[
     """Return what the online rules find, several at a time; one without an answer in time is unknown."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="preflight")
     pending: dict[Future[list[Problem]], Rule] = {
-        pool.submit(ask, rule, context, aws): rule for rule in ONLINE.values()
+        pool.submit(check_online, rule, context, aws): rule for rule in ONLINE.values()
     }
     done, late = wait(pending, timeout=patience_s)
     pool.shutdown(wait=False, cancel_futures=True)
     problems = [problem for future in pending if future in done for problem in future.result()]
     nothing = unknown(WHOLE, f"no answer within {patience_s:g} s", "try again later")
-    return problems + [pending[future].own(nothing) for future in pending if future in late]
+    return problems + [pending[future].label(nothing) for future in pending if future in late]
 
 
 def _refused(error: ClientError) -> str:

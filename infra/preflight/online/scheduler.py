@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.preflight.online.client import Aws, answered
-from infra.preflight.rule import Context, Family, Problems, named_images
+from infra.preflight.rule import Context, Family, named_images
 
 OLD_UBUNTU = re.compile(r"(?i)bionic|focal|jammy|ubuntu.*\b(18|20|22)\.04")
 """Their packages are of Slurm 17.11, 19.05 and 21.08 (https://launchpad.net/ubuntu/+source/slurm-wlm)."""

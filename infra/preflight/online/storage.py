@@ -12,14 +12,14 @@ from infra.catalog.efs import EFS_PORT as NFS_PORT
 from infra.catalog.efs import GUIDE
 from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.place import COST_TAG, host
 from infra.plan.storage.associations import S3_OWN_KEY, AssociationPlan, association_key
 from infra.plan.storage.buckets import made_buckets
 from infra.plan.storage.home import SOURCE
 from infra.preflight.online.client import Aws, answered, missing, unknown
 from infra.preflight.online.network import subnet
-from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rule import Context, Family
 from infra.preflight.rules.buckets import KEYS, existing_buckets
 from lustrain.problem import Problem
 
@@ -334,15 +334,15 @@ def bucket_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 )
 def repository(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     registry, _, name = (spec.repository.existing or "").partition("/")
-    found = host(registry, "dkr.ecr")
-    if not found or not name:
+    named = host(registry, "dkr.ecr")
+    if not named or not name:
         return
-    if found.region != aws.region:
-        yield unknown("repository.existing", f"it is in {found.region}", "replicate it to the region")
+    if named.region != aws.region:
+        yield unknown("repository.existing", f"it is in {named.region}", "replicate it to the region")
         return
     describe = aws.ecr.describe_repositories
-    if answered("RepositoryNotFound", describe, registryId=found.name, repositoryNames=[name]) is None:
-        message = f"repository {name} does not exist in account {found.name}"
+    if answered("RepositoryNotFound", describe, registryId=named.name, repositoryNames=[name]) is None:
+        message = f"repository {name} does not exist in account {named.name}"
         yield finding("repository.existing", message, "correct it, or remove the key and one is made")
 
 

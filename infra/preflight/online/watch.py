@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.watch.grafana import SIGN_IN
 from infra.preflight.online.client import Aws
-from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rule import Context, Family
 
 RULES = Family()
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.documents import characters
 from infra.plan.roles import EKS_ROLES, roles
 from infra.plan.storage.associations import association_key
-from infra.preflight.rule import Context, Family, Problems, groups, named_twice
+from infra.preflight.rule import Context, Family, groups, named_twice
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
 QUOTAS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"
@@ -73,14 +73,14 @@ def key_form(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("IAM-002", "KMS keys are of the region of what they encrypt.", KEYS)
 def key_region(spec: ClusterSpec, context: Context) -> Problems:
     for path, key in _keys(spec):
-        found = _KEY.fullmatch(key)
-        if found and context.region and found["region"] != context.region:
-            message = f"the key is in {found['region']}, the cluster in {context.region}"
+        match = _KEY.fullmatch(key)
+        if match and context.region and match["region"] != context.region:
+            message = f"the key is in {match['region']}, the cluster in {context.region}"
             yield finding(path, message, "use a key of the region, or a replica of a multi-Region key")
     for path, key, region in _mount_keys(spec, context):
-        found = _KEY.fullmatch(key)
-        if found and region and found["region"] != region:
-            message = f"the key is in {found['region']}, the bucket in {region}"
+        match = _KEY.fullmatch(key)
+        if match and region and match["region"] != region:
+            message = f"the key is in {match['region']}, the bucket in {region}"
             yield finding(path, message, "name the key that the bucket is encrypted with")
 
 

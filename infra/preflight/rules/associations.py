@@ -6,10 +6,10 @@ import json
 
 from infra.catalog.fsx import API, LUSTRE_GUIDE, MOST_ASSOCIATIONS
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.storage.associations import archived_over, association_key, exports_over, key_statements, overlaps
 from infra.plan.storage.buckets import made_buckets
-from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rule import Context, Family
 
 CREATE = f"{API}/API_CreateDataRepositoryAssociation.html"
 LONGEST_KEY = 1024

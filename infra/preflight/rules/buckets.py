@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.storage.associations import nested
 from infra.plan.storage.buckets import violations
 from infra.plan.storage.s3_mounts import DOCS, OWN, SEMANTICS
 from infra.plan.storage.s3_mounts import violations as mount_violations
-from infra.preflight.rule import Context, Family, Problems, named_images
+from infra.preflight.rule import Context, Family, named_images
 
 NAMES = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
 LIFECYCLE_BUCKET = "https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from infra.catalog.ultraservers import ULTRASERVER_BLOCKS, ULTRASERVER_SIZES
 from infra.config import CapacityMode, ClusterSpec, Group
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems, market
-from infra.preflight.rule import Context, Family, Problems, groups, listed
+from infra.preflight.rule import Context, Family, groups, listed
 
 HYPERPOD_PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
 BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html"
@@ -51,7 +51,7 @@ RULES = Family()
     judgement=True,
 )
 @RULES.add("CAP-018", "A reservation that is to be made is for one machine at least.", RESERVATIONS)
-def planned(spec: ClusterSpec, context: Context) -> Problems:
+def plan_problems(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         yield from capacity_problems(group, spec.type_of(group), spec.backend, f"{path}.")
 
@@ -73,21 +73,21 @@ def zone_of_capacity(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("CAP-005", "A reservation, block or plan holds all the machines that groups take from it.", RESERVATIONS)
 def size(spec: ClusterSpec, context: Context) -> Problems:
-    for named, found in _shared(spec).items():
-        wanted = sum(group.count for _, group in found)
-        sizes = [group.capacity.size for _, group in found if group.capacity.size]
+    for named, sharing in _shared(spec).items():
+        wanted = sum(group.count for _, group in sharing)
+        sizes = [group.capacity.size for _, group in sharing if group.capacity.size]
         if sizes and wanted > min(sizes):
-            message = f"{named} holds {min(sizes)}, {listed(group.name for _, group in found)} want {wanted}"
-            yield finding(f"{found[0][0]}.capacity.size", message, "lower count, or get more capacity")
+            message = f"{named} holds {min(sizes)}, {listed(group.name for _, group in sharing)} want {wanted}"
+            yield finding(f"{sharing[0][0]}.capacity.size", message, "lower count, or get more capacity")
 
 
 @RULES.add("CAP-006", "Groups that share a reservation or block have one instance type.", RESERVATIONS)
 def one_type_per_reservation(spec: ClusterSpec, context: Context) -> Problems:
-    for named, found in _shared(spec).items():
-        types = dict.fromkeys(group.ec2_type for _, group in found)
+    for named, sharing in _shared(spec).items():
+        types = dict.fromkeys(group.ec2_type for _, group in sharing)
         if len(types) > 1 and not named.startswith("arn:"):
             message = f"{named} is of one instance type, groups take {listed(types)} from it"
-            yield finding(f"{found[-1][0]}.capacity.reservation", message, "give each type its own reservation")
+            yield finding(f"{sharing[-1][0]}.capacity.reservation", message, "give each type its own reservation")
 
 
 @RULES.add("CAP-008", "A training plan is of the cluster's region and account.", HYPERPOD_PLANS)

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from infra.catalog.botocore_data import botocore_version, regions
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.auto_scaling import untaggable
 from infra.plan.nodes.bundle import SCRIPT_KEY, user_script
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, groups, known_groups, listed
 from lustrain.problem import UserError, did_you_mean
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from infra.catalog.botocore_data import hyperpod_types
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, groups, known_groups, listed
 from lustrain.problem import did_you_mean
 
 SLURM = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-ref.html#sagemaker-hyperpod-ref-slurm-configuration"

@@ -7,11 +7,11 @@ from datetime import UTC
 
 from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, Group
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.alike import differences
 from infra.plan.nodes.auto_scaling import CANONICAL, IMAGE_FACTS_LAST, default_images, image
 from infra.plan.nodes.nics import nics
-from infra.preflight.rule import Context, Family, Problems, group_types, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, group_types, groups, known_groups, listed
 from lustrain.problem import Problem, did_you_mean
 
 TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"

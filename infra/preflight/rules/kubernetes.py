@@ -20,12 +20,12 @@ from infra.catalog.kubernetes import (
 from infra.catalog.kubernetes import Version as Known
 from infra.catalog.prices import ANYWHERE, HOURS_A_MONTH, prices
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import PRIVATE
 from infra.plan.nodes.eks import CSI_ROLE, LOGS_ROLE, METRICS_ROLE, OPERATOR_ROLE, needed_addons, pod_identities
 from infra.plan.nodes.hyperpod import filled_by_karpenter
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups
+from infra.preflight.rule import Context, Family, groups, known_groups
 
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
 NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"

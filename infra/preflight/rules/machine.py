@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from infra.config import ClusterSpec, Group
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.auto_scaling import CANONICAL
 from infra.plan.nodes.machine import PATHS
-from infra.preflight.rule import Problems
 
 
 def has_no_image(spec: ClusterSpec, machine: Group | None) -> Problems:

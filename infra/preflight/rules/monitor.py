@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from infra.catalog.botocore_data import regions_with
 from infra.config import MONITOR, ClusterSpec, Monitor
-from infra.finding import finding
-from infra.preflight.rule import Context, Family, Problems, groups
+from infra.finding import Problems, finding
+from infra.preflight.rule import Context, Family, groups
 from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 
 OURS = "infra/plan/watch/machine.py"

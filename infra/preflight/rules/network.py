@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.network.endpoints import KEYS_REGION, needed_services
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.nodes.logs import carries_logs
 from infra.plan.place import host
-from infra.preflight.rule import Context, Family, Problems, groups, listed, named_twice
+from infra.preflight.rule import Context, Family, groups, listed, named_twice
 
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
 SUBNETS = "https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html"
@@ -40,10 +40,10 @@ RULES = Family()
 
 def zone_prefix(region: str) -> str | None:
     """Return what zone ids of a region begin with: `use1` for us-east-1, `usgw1` for us-gov-west-1; None if unknown."""
-    found = re.fullmatch(r"([a-z]{2})(-gov)?-([a-z]+)-(\d)", region)
-    if not found or found[3] not in _DIRECTIONS:
+    match = re.fullmatch(r"([a-z]{2})(-gov)?-([a-z]+)-(\d)", region)
+    if not match or match[3] not in _DIRECTIONS:
         return None
-    return f"{found[1]}{'g' if found[2] else ''}{_DIRECTIONS[found[3]]}{found[4]}"
+    return f"{match[1]}{'g' if match[2] else ''}{_DIRECTIONS[match[3]]}{match[4]}"
 
 
 def elsewhere(zone_id: str, region: str | None) -> bool:
@@ -80,7 +80,7 @@ def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
 )
 @RULES.add("NET-004", "The compute subnet and the small ones beside it fit into the VPC.", VPC_BLOCKS, essential=True)
 @RULES.add("NET-006", "The VPC's range is a private one, and not Docker's 172.17.0.0/16.", VPC_BLOCKS, level="warning")
-def planned(spec: ClusterSpec, context: Context) -> Problems:
+def plan_problems(spec: ClusterSpec, context: Context) -> Problems:
     return cidr_problems(spec)
 
 
@@ -154,8 +154,8 @@ def existing_closed(spec: ClusterSpec, context: Context) -> Problems:
     "NET-011", "Each subnet is named once.", "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
 )
 def subnet_twice(spec: ClusterSpec, context: Context) -> Problems:
-    found = spec.network.existing.control_subnet_ids if spec.network.existing else ()
-    return named_twice("network.existing.control_subnet_ids", found, "name another subnet, in another zone")
+    subnets = spec.network.existing.control_subnet_ids if spec.network.existing else ()
+    return named_twice("network.existing.control_subnet_ids", subnets, "name another subnet, in another zone")
 
 
 @RULES.add(
@@ -168,12 +168,12 @@ def closed_registry(spec: ClusterSpec, context: Context) -> Problems:
     url = spec.repository.existing
     if not url or not spec.network.closed:
         return
-    found = host(url.partition("/")[0], "dkr.ecr")
-    if not found:
+    registry = host(url.partition("/")[0], "dkr.ecr")
+    if not registry:
         message = f"{url} is not ECR, and a closed network reaches nothing else"
         yield finding("repository.existing", message, "copy the image to ECR, or remove closed")
-    elif context.region and found.region != context.region:
-        message = f"{url} is in {found.region}, and the endpoints are those of {context.region}"
+    elif context.region and registry.region != context.region:
+        message = f"{url} is in {registry.region}, and the endpoints are those of {context.region}"
         yield finding("repository.existing", message, "replicate the repository to the region")
 
 
@@ -252,12 +252,12 @@ def ssh_sources(spec: ClusterSpec, context: Context) -> Problems:
     judgement=True,
 )
 def proxy(spec: ClusterSpec, context: Context) -> Problems:
-    here, found = "network.proxy", spec.network.proxy
+    here, proxy_config = "network.proxy", spec.network.proxy
     for key in ("http", "https"):
-        if found and "@" in (getattr(found, key) or ""):
+        if proxy_config and "@" in (getattr(proxy_config, key) or ""):
             message = "holds a user or a password"
             yield finding(f"{here}.{key}", message, "let the proxy admit the nodes by their addresses", code="NET-023")
-    if found and spec.network.closed and spec.network.existing is None:
+    if proxy_config and spec.network.closed and spec.network.existing is None:
         message = "lies outside of the VPC, which lets nothing out"
         yield finding(here, message, "remove it, or name the network that the proxy is in", code="NET-024")
 

@@ -21,8 +21,8 @@ from infra.catalog.regions import (
     ZONES_SOURCE,
 )
 from infra.config import ClusterSpec, Group
-from infra.finding import finding
-from infra.preflight.rule import Context, Family, Problems, group_types, groups, listed
+from infra.finding import Problems, finding
+from infra.preflight.rule import Context, Family, group_types, groups, listed
 from infra.preflight.rules.network import elsewhere, named_zones
 
 OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from infra.config import CONTROLLER, ClusterSpec
-from infra.finding import finding
-from infra.preflight.rule import Context, Family, Problems, groups, named_images
+from infra.finding import Problems, finding
+from infra.preflight.rule import Context, Family, groups, named_images
 from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 
 OURS = "infra/plan/nodes/controller.py"

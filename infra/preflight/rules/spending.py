@@ -7,9 +7,9 @@ from collections import Counter
 
 from infra.catalog.prices import HOURS_A_MONTH
 from infra.config import ClusterSpec
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.cost import cost
-from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rule import Context, Family
 
 BUDGETS = "https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html"
 ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/billing.html"

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from infra.catalog.efs import GUIDE
 from infra.catalog.fsx import API, EFA_CONNECTIONS, LUSTRE_GUIDE
 from infra.config import ClusterSpec, ExistingHome, ExistingLustre
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.clients import lustre_interfaces
 from infra.plan.place import host
 from infra.plan.storage import home
 from infra.plan.storage.associations import nested
 from infra.plan.storage.lustre import efa_wanted, takes_lustre_efa
 from infra.plan.storage.lustre_checks import violations
-from infra.preflight.rule import Context, Family, Problems, known_groups
+from infra.preflight.rule import Context, Family, known_groups
 
 SCRATCH = "/opt/dlami/nvme"
 """Where the deep-learning AMIs and HyperPod's mount the local NVMe
@@ -135,16 +135,16 @@ NO_EFA = "set storage.lustre.efa: false where the file system is not made yet"
 )
 def existing_name(spec: ClusterSpec, context: Context) -> Problems:
     for path, service, existing in _existing(spec):
-        found = host(existing.dns_name, service)
+        named = host(existing.dns_name, service)
         here, of = f"{path}.dns_name", {"fsx": "FSx", "efs": "EFS"}[service]
-        if not found:
+        if not named:
             message = f"{existing.dns_name} is not the name of an {of} file system"
             fix = f"write {existing.id}.{service}.{context.place.region}.{context.place.dns_suffix}"
             yield finding(here, message, fix)
-        elif found.name != existing.id:
-            yield finding(here, f"{found.name} is not id = {existing.id}", "make them the same file system")
-        elif context.region and found.region != context.region:
-            message = f"the file system is in {found.region}, the cluster in {context.region}"
+        elif named.name != existing.id:
+            yield finding(here, f"{named.name} is not id = {existing.id}", "make them the same file system")
+        elif context.region and named.region != context.region:
+            message = f"the file system is in {named.region}, the cluster in {context.region}"
             yield finding(here, message, "use one of the cluster's region and zone")
 
 

@@ -6,8 +6,8 @@ The agent judges the same on the node, where a mistake would cost a boot.
 from __future__ import annotations
 
 from infra.config import ClusterSpec
-from infra.finding import finding
-from infra.preflight.rule import Context, Family, Problems, listed
+from infra.finding import Problems, finding
+from infra.preflight.rule import Context, Family, listed
 from lustrain.problem import did_you_mean
 from node_setup.agent.settings import allowed, catalog
 

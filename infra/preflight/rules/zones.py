@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from infra.config import ClusterSpec, Group
-from infra.finding import finding
+from infra.finding import Problems, finding
 from infra.plan.nodes.clients import by_default
 from infra.plan.storage.lustre import efa_wanted
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, groups, known_groups, listed
 
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits"
 PRICES = "https://aws.amazon.com/ec2/pricing/on-demand/#Data_Transfer_within_the_same_AWS_Region"

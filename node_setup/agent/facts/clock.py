@@ -22,7 +22,7 @@ def collect(reading: MachineReading) -> dict[str, Any]:
 def _state(reading: MachineReading) -> dict[str, Any]:
     running = {process.name for process in reading.processes}
     if "chronyd" in running and reading.host.which("chronyc"):
-        text = reading.ask("time", ["chronyc", "-c", "-n", "tracking"], 5.0)
+        text = reading.output_of("time", ["chronyc", "-c", "-n", "tracking"], 5.0)
         return UNKNOWN if text is None else parse_tracking(text)
     if any(name.startswith("systemd-timesyn") for name in running):
         known = reading.host.exists("/run/systemd/timesync/synchronized")

@@ -112,7 +112,7 @@ def _version(reading: MachineReading, lctl: bool) -> str | None:
     is run."""
     text = reading.text("/sys/fs/lustre/version") or reading.text("/sys/module/lustre/version")
     if text is None and lctl:
-        text = reading.ask("lustre.client", ["lctl", "--version"])
+        text = reading.output_of("lustre.client", ["lctl", "--version"])
     match = re.search(r"\d+\.\d+[\w.-]*", text or "")
     return match[0] if match else None
 
@@ -174,7 +174,7 @@ def _nets(reading: MachineReading) -> list[dict[str, Any]] | None:
 def _parsed(
     reading: MachineReading, fact: str, command: list[str], parse: Callable[[str], list[Any]]
 ) -> list[Any] | None:
-    text = reading.ask(f"lustre.{fact}", command, _ANSWER_SECONDS)
+    text = reading.output_of(f"lustre.{fact}", command, _ANSWER_SECONDS)
     return None if text is None else parse(text)
 
 
@@ -258,7 +258,7 @@ def default_interface(text: str) -> str | None:
 
 
 def _osts(reading: MachineReading, target: str) -> dict[str, Any] | None:
-    text = reading.ask("lustre.osts", ["lfs", "df", target], _ANSWER_SECONDS)
+    text = reading.output_of("lustre.osts", ["lfs", "df", target], _ANSWER_SECONDS)
     return None if text is None else parse_df(text)
 
 

@@ -65,7 +65,7 @@ class MachineReading:
             self.fault(where, f"{type(error).__name__}: {error}")
             return None
 
-    def ask(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
+    def output_of(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
         """Return what a program printed; None where it failed, which is an error of `where`: its output then is not data."""
         done = self.host.run(command, timeout)
         if done.ok:

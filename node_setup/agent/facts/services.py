@@ -32,7 +32,7 @@ def _services(reading: MachineReading, init: str | None) -> dict[str, Any] | Non
     wanted = reading.wanted.services
     if not wanted or init != "systemd":
         return {}
-    text = reading.ask("services", ["systemctl", "show", f"--property={_PROPERTIES}", "--", *wanted])
+    text = reading.output_of("services", ["systemctl", "show", f"--property={_PROPERTIES}", "--", *wanted])
     return None if text is None else parse_services(wanted, text)
 
 
@@ -104,5 +104,5 @@ def _rpm(reading: MachineReading) -> dict[str, str] | None:
     if not reading.wanted.packages:
         return {}
     form = "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"
-    text = reading.ask("packages", ["rpm", "-qa", "--queryformat", form, *reading.wanted.packages])
+    text = reading.output_of("packages", ["rpm", "-qa", "--queryformat", form, *reading.wanted.packages])
     return None if text is None else dict(line.partition("\t")[::2] for line in text.splitlines())

@@ -21,7 +21,7 @@ from node_setup.agent.host import Host
 from node_setup.agent.slurm import facts, paths
 from node_setup.agent.slurm.wanted import File, Wanted
 
-Look = Callable[[], Optional[str]]
+Inspect = Callable[[], Optional[str]]
 """Returns what is there in place of what is wanted; None where it is as wanted."""
 Mend = Callable[[], Optional[str]]
 """Returns why it could not be done; None where nothing went wrong so far as is known."""
@@ -64,7 +64,7 @@ class Step:
     setting: str
     target: str
     wanted: str
-    look: Look
+    inspect: Inspect
     mend: Mend
 
 
@@ -77,7 +77,7 @@ def take_steps(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[s
     """Take the steps that are not as wanted, up to the first that fails, and return a row for each."""
     rows = []
     for step in planned:
-        before = step.look()
+        before = step.inspect()
         if before is None:
             rows.append(_row(step, Status.OK, None))
             continue
@@ -85,7 +85,7 @@ def take_steps(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[s
             rows.append(_row(step, Status.CHANGE, before))
             continue
         error = step.mend()
-        after = step.look()
+        after = step.inspect()
         log(f"{step.setting} {step.target}: {before} -> {after or step.wanted}")
         if after is None:
             rows.append(_row(step, Status.CHANGED, before))
@@ -121,7 +121,7 @@ def _packages(host: Host, wanted: Wanted) -> Step:
     programs = [*dict.fromkeys(program for duty in wanted.duties for program in PROGRAMS[duty]), "munged", "munge"]
     names = [*dict.fromkeys(name for duty in wanted.duties for name in PACKAGES[duty]), "munge"]
 
-    def look() -> str | None:
+    def inspect() -> str | None:
         missing = [program for program in programs if host.which(program) is None]
         return f"{', '.join(missing)} missing" if missing else None
 
@@ -134,13 +134,13 @@ def _packages(host: Host, wanted: Wanted) -> Step:
         before = "" if updated.ok else f", after apt-get update: {updated.complaint}"
         return None if done.ok else f"apt-get install: {done.complaint}{before}"
 
-    return Step("slurm.packages", ", ".join(names), "installed", look, mend)
+    return Step("slurm.packages", ", ".join(names), "installed", inspect, mend)
 
 
 def _key(host: Host, wanted: Wanted) -> Step:
     """Return the step of munge's key: the controller keeps its own, or makes one; the others get the controller's."""
 
-    def look() -> str | None:
+    def inspect() -> str | None:
         key = facts.read_bytes(host, paths.MUNGE_KEY)
         if not key:
             return "no key"
@@ -164,7 +164,7 @@ def _key(host: Host, wanted: Wanted) -> Step:
             return str(error)
         return None
 
-    return Step("slurm.munge-key", paths.MUNGE_KEY, "the cluster's key, 0400 of munge", look, mend)
+    return Step("slurm.munge-key", paths.MUNGE_KEY, "the cluster's key, 0400 of munge", inspect, mend)
 
 
 def _folders(wanted: Wanted) -> list[tuple[str, str, int]]:
@@ -178,7 +178,7 @@ def _folders(wanted: Wanted) -> list[tuple[str, str, int]]:
 
 
 def _folder(host: Host, path: str, user: str, mode: int) -> Step:
-    def look() -> str | None:
+    def inspect() -> str | None:
         return _wrong_owner(host, path, user, mode) if host.exists(path) else "missing"
 
     def mend() -> str | None:
@@ -190,11 +190,11 @@ def _folder(host: Host, path: str, user: str, mode: int) -> Step:
             return str(error)
         return None
 
-    return Step("slurm.folder", path, f"{mode:04o} of {user}", look, mend)
+    return Step("slurm.folder", path, f"{mode:04o} of {user}", inspect, mend)
 
 
 def file_step(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
-    def look() -> str | None:
+    def inspect() -> str | None:
         content = host.read(file.path)
         if content is None:
             return "missing"
@@ -217,7 +217,7 @@ def file_step(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
             return str(error)
         return None
 
-    return Step("slurm.file", file.path, "as planned", look, mend)
+    return Step("slurm.file", file.path, "as planned", inspect, mend)
 
 
 def service(host: Host, unit: str, clock: Clock, *, enabled: bool = True) -> Step:
@@ -227,7 +227,7 @@ def service(host: Host, unit: str, clock: Clock, *, enabled: bool = True) -> Ste
     https://slurm.schedmd.com/slurm.conf.html
     """
 
-    def look() -> str | None:
+    def inspect() -> str | None:
         state = facts.unit_state(host, unit)
         runs = state["active"] == "active"
         wrong = [] if runs else [state["active"] or "unknown"]
@@ -249,13 +249,13 @@ def service(host: Host, unit: str, clock: Clock, *, enabled: bool = True) -> Ste
         _restarted(host, unit)
         return None
 
-    return Step("slurm.service", unit, "active, enabled" if enabled else "active, not enabled", look, mend)
+    return Step("slurm.service", unit, "active, enabled" if enabled else "active, not enabled", inspect, mend)
 
 
 def _no_service(host: Host, unit: str) -> Step:
     """Return the step that ends a daemon whose duty went to another machine: there must be one controller."""
 
-    def look() -> str | None:
+    def inspect() -> str | None:
         state = facts.unit_state(host, unit)
         # One that does not answer may run, and two controllers would start the same jobs.
         wrong = [] if state["active"] in ("inactive", "failed") else [state["active"] or "unknown"]
@@ -265,7 +265,7 @@ def _no_service(host: Host, unit: str) -> Step:
         done = host.run(("systemctl", "disable", "--now", unit), 120)
         return None if done.ok else f"systemctl disable --now {unit}: {done.complaint}"
 
-    return Step("slurm.service", unit, "not running, not enabled", look, mend)
+    return Step("slurm.service", unit, "not running, not enabled", inspect, mend)
 
 
 def _stays_up(host: Host, unit: str, clock: Clock) -> bool:

@@ -183,18 +183,18 @@ def _options(mine: Part, gpus: list[dict[str, Any]]) -> File:
 
 
 def _release(host: Host) -> apply.Step:
-    def look() -> str | None:
+    def inspect() -> str | None:
         known = facts.release_here(host)
         return None if known is None or known >= OLDEST else f"{known[0]}.{known[1]:02d}"
 
     def mend() -> str | None:
         return "this image's Slurm knows no dynamic nodes; fix: name an image of Ubuntu 24.04 or Debian 12 in the stack"
 
-    return apply.Step("slurm.release", "Slurm", "22.05 or newer", look, mend)
+    return apply.Step("slurm.release", "Slurm", "22.05 or newer", inspect, mend)
 
 
 def _host_name(host: Host, name: str) -> apply.Step:
-    def look() -> str | None:
+    def inspect() -> str | None:
         seen = scheduler.own_name(host)
         return None if seen == name else seen or "none"
 
@@ -203,7 +203,7 @@ def _host_name(host: Host, name: str) -> apply.Step:
         done = host.run(("hostname", name))
         return None if done.ok else done.complaint
 
-    return apply.Step("slurm.host-name", name, "as in SlurmctldHost", look, mend)
+    return apply.Step("slurm.host-name", name, "as in SlurmctldHost", inspect, mend)
 
 
 def _gpus(mine: Part, seen: int) -> apply.Step:
@@ -216,14 +216,14 @@ def _gpus(mine: Part, seen: int) -> apply.Step:
 
 
 def _answers(host: Host, clock: apply.Clock) -> apply.Step:
-    def look() -> str | None:
+    def inspect() -> str | None:
         return None if host.run(("scontrol", "ping"), 30).ok else "it does not answer"
 
     def mend() -> str | None:
-        _wait(look, ANSWERS_S, clock)
+        _wait(inspect, ANSWERS_S, clock)
         return "fix: look at the boot of the controller; open TCP 6817 to it"
 
-    return apply.Step("slurm.controller", "slurmctld", "answers", look, mend)
+    return apply.Step("slurm.controller", "slurmctld", "answers", inspect, mend)
 
 
 def no_predecessor(host: Host, clock: apply.Clock) -> apply.Step:
@@ -233,21 +233,21 @@ def no_predecessor(host: Host, clock: apply.Clock) -> apply.Step:
     """
     name = scheduler.own_name(host)
 
-    def look() -> str | None:
+    def inspect() -> str | None:
         node, error = scheduler.show_node(host, name)
         return "known from a machine before it" if node else error
 
     def delete() -> str | None:
         done = host.run(("scontrol", "delete", f"NodeName={name}"), 30)
-        return None if done.ok or look() is None else f"scontrol delete: {done.complaint}"
+        return None if done.ok or inspect() is None else f"scontrol delete: {done.complaint}"
 
-    return apply.Step("slurm.predecessor", name, "not known yet", look, lambda: _wait(delete, GIVEN_UP_S, clock))
+    return apply.Step("slurm.predecessor", name, "not known yet", inspect, lambda: _wait(delete, GIVEN_UP_S, clock))
 
 
-def _wait(look: apply.Look, limit_s: float, clock: apply.Clock) -> str | None:
-    """Look until nothing is wrong any more or the time is over, and return what is wrong then."""
+def _wait(inspect: apply.Inspect, limit_s: float, clock: apply.Clock) -> str | None:
+    """Inspect until nothing is wrong any more or the time is over, and return what is wrong then."""
     end = clock.monotonic() + limit_s
-    while (wrong := look()) and clock.monotonic() < end:
+    while (wrong := inspect()) and clock.monotonic() < end:
         clock.sleep(POLL_S)
     return wrong
 
@@ -255,15 +255,15 @@ def _wait(look: apply.Look, limit_s: float, clock: apply.Clock) -> str | None:
 def registers(host: Host, clock: apply.Clock) -> apply.Step:
     name = scheduler.own_name(host)
 
-    def look() -> str | None:
+    def inspect() -> str | None:
         node, error = scheduler.show_node(host, name)
         return None if node and scheduler.is_registered(node) else error or (node or {}).get("state") or "not known"
 
     def mend() -> str | None:
-        _wait(look, REGISTERS_S, clock)
+        _wait(inspect, REGISTERS_S, clock)
         return "fix: open TCP 6817 and 6818 among the nodes; journalctl -u slurmd"
 
-    return apply.Step("slurm.node", name, "registered", look, mend)
+    return apply.Step("slurm.node", name, "registered", inspect, mend)
 
 
 def _table(where: str, text: str) -> Mapping[str, Any]:

@@ -54,8 +54,8 @@ class Scaler:
         self._error = self._missing = ""
         self._looked_s = 0.0
 
-    def look(self, now_s: float) -> None:
-        """Look once and change what is to be changed. Time without answers does not count as time without a job."""
+    def check_once(self, now_s: float) -> None:
+        """Inspect once and change what is to be changed. Time without answers does not count as time without a job."""
         try:
             groups, names, waiting, others = self._read(now_s)
             self._error = ""
@@ -77,8 +77,8 @@ class Scaler:
         listed = self._slurm(*squeue)
         waiting = scaling.waiting_jobs(listed)
         nodes = scheduler.parse(self._slurm(*SHOW_NODES), FIELDS)
-        found = self._groups()
-        self._learn_addresses(found)
+        by_name = self._groups()
+        self._learn_addresses(by_name)
         since: dict[tuple[str, ...], float] = {}
 
         def lasts_s(*what: str) -> float:
@@ -86,7 +86,7 @@ class Scaler:
             return now_s - since[what]
 
         groups, names, own = [], {}, set[str]()
-        for name, described in found.items():
+        for name, described in by_name.items():
             self._protect(name, described)
             machines = [self._machine(one, nodes, lasts_s) for one in live_instances(described)]
             own |= {machine.node for machine in machines if machine.node}
@@ -123,18 +123,18 @@ class Scaler:
         """Return the groups of this cluster that are scaled and not being deleted, as AWS describes them, by name."""
         filters = f"Name=tag:{CLUSTER_TAG},Values={self._cluster}"
         answer = self._aws("autoscaling", "describe-auto-scaling-groups", "--filters", filters)
-        found = {}
+        by_name = {}
         for group in answer["AutoScalingGroups"]:
             name = next((tag["Value"] for tag in group["Tags"] if tag["Key"] == GROUP_TAG), None)
             # A destroy first makes the most 0 and takes away the protection; a Status is there once the group is deleted.
             ends = group.get("Status") or not group["MaxSize"]
             if name is not None and name in self._partitions and not ends:
-                found[str(name)] = group
-        missing = ", ".join(sorted(set(self._partitions) - set(found)))
+                by_name[str(name)] = group
+        missing = ", ".join(sorted(set(self._partitions) - set(by_name)))
         if missing and missing != self._missing:
             self._log(f"no Auto Scaling group of {missing} is there, or it is being deleted")
         self._missing = missing
-        return found
+        return by_name
 
     def _protect(self, name: str, described: Mapping[str, Any]) -> None:
         """Protect machines from Auto Scaling that were there before their group protected new ones."""
@@ -150,12 +150,12 @@ class Scaler:
                 raise ReadError(f"machines of group {name} are not protected: {error}")
             self._log(f"group {name}: {', '.join(some)} are protected from scale-in")
 
-    def _learn_addresses(self, found: Mapping[str, Any]) -> None:
+    def _learn_addresses(self, by_name: Mapping[str, Any]) -> None:
         """Ask for the addresses of machines only where there is a new one."""
-        live = {instance for group in found.values() for instance in live_instances(group)}
+        live = {instance for group in by_name.values() for instance in live_instances(group)}
         if live <= set(self._addresses):
             return
-        groups = ",".join(group["AutoScalingGroupName"] for group in found.values())
+        groups = ",".join(group["AutoScalingGroupName"] for group in by_name.values())
         filters = f"Name=tag:aws:autoscaling:groupName,Values={groups}"
         answer = self._aws("ec2", "describe-instances", "--filters", filters)
         self._addresses = {
@@ -261,7 +261,7 @@ class Scaler:
 
 
 class Failures:
-    """Launches of a group that failed, and until when no more are asked for."""
+    """Launches of a group that failed, and until when no more are requested."""
 
     def __init__(self) -> None:
         self.held_until_s = 0.0
@@ -281,7 +281,7 @@ class Failures:
         return new
 
     def hold(self, now_s: float) -> float:
-        """Return for how long nothing is asked for: longer after each failure in turn."""
+        """Return for how long nothing is requested: longer after each failure in turn."""
         hold_s = scaling.HOLDS_S[min(self._in_turn, len(scaling.HOLDS_S) - 1)]
         self._in_turn += 1
         self.held_until_s = now_s + hold_s

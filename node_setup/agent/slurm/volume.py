@@ -51,7 +51,7 @@ def device(host: Host, volume: str) -> str | None:
 
 
 def _formatted(host: Host, volume: str, wait_s: float, clock: apply.Clock) -> apply.Step:
-    def look() -> str | None:
+    def inspect() -> str | None:
         block = _block(host, volume)
         if block is None:
             return "not attached"
@@ -71,7 +71,7 @@ def _formatted(host: Host, volume: str, wait_s: float, clock: apply.Clock) -> ap
         done = host.run(("mkfs.xfs", "-K", block["path"]), FORMAT_S)
         return None if done.ok else f"mkfs.xfs: {done.complaint}"
 
-    return apply.Step("slurm.state-volume", volume, "xfs", look, mend)
+    return apply.Step("slurm.state-volume", volume, "xfs", inspect, mend)
 
 
 def _is_free(block: Mapping[str, Any]) -> bool:

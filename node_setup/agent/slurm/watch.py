@@ -32,11 +32,11 @@ def watch(host: Host, log: Log) -> NoReturn:
     """Watch until the service is stopped."""
     controls = (json.loads(host.read(NODE) or "{}").get("slurm") or {}).get("duty") == "controller"
     gone_after_s = float(os.environ.get(GONE_VARIABLE, GONE_AFTER_S))
-    looks, pause_s = [Node(host, log).look], POLL_S
+    looks, pause_s = [Node(host, log).check_once], POLL_S
     if controls:
-        looks, pause_s = [Controller(host, log, gone_after_s).look], min(LOOK_S, gone_after_s / 2)
+        looks, pause_s = [Controller(host, log, gone_after_s).check_once], min(LOOK_S, gone_after_s / 2)
         if wanted := scaler.request(host):
-            looks, pause_s = [*looks, scaler.Scaler(host, log, wanted).look], min(scaler.LOOK_S, pause_s)
+            looks, pause_s = [*looks, scaler.Scaler(host, log, wanted).check_once], min(scaler.LOOK_S, pause_s)
     while True:
         for look in looks:
             look(time.monotonic())
@@ -53,7 +53,7 @@ class Node:
         self._looked_s: float | None = None
         self._error = ""
 
-    def look(self, now_s: float) -> None:
+    def check_once(self, now_s: float) -> None:
         if not self._drained:
             self._drained = self._drain_at_notice()
         # Not at once: slurmd has only just started, and registers.
@@ -109,7 +109,7 @@ class Controller:
         self._since: Mapping[str, float] = {}
         self._lines: Mapping[str, str] = {}
 
-    def look(self, now_s: float) -> None:
+    def check_once(self, now_s: float) -> None:
         done = self._host.run(("scontrol", "show", "node", "--oneliner"), 30)
         if not done.ok:
             return

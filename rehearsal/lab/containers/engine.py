@@ -83,7 +83,7 @@ class Engine:
     def address(self) -> str:
         """Return the address of this machine as containers see it; unlike 127.0.0.1 the engine takes no registry there without
         TLS."""
-        return self.subnet.own
+        return self.subnet.host_address
 
     @property
     def socket(self) -> Path:
@@ -215,7 +215,7 @@ class Engine:
         _unplug(self.subnet)
         for command in (
             f"link add name {link} type bridge",
-            f"addr add {self.subnet.own}/24 dev {link}",
+            f"addr add {self.subnet.host_address}/24 dev {link}",
             f"link set {link} up",
         ):
             _run("ip", *command.split())

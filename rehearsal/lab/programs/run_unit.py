@@ -43,14 +43,14 @@ def start(unit: Unit) -> State:
         return _state("active", "waiting")
     if not unit.name.endswith(".service"):
         return _state("active", "active")
-    if unit.one("Service.Type") == "oneshot":
+    if unit.last("Service.Type") == "oneshot":
         return _oneshot(unit)
     return _daemon(unit)
 
 
 def stop(unit: Unit, state: State) -> None:
     if unit.name.endswith(".mount"):
-        subprocess.run(["umount", unit.one("Mount.Where")], env={"PATH": _PATH}, check=False)
+        subprocess.run(["umount", unit.last("Mount.Where")], env={"PATH": _PATH}, check=False)
         return
     for command in unit.all("Service.ExecStop"):
         _run(unit, command)
@@ -69,10 +69,10 @@ def send(unit: Unit, pid: int, number: int, whom: str) -> None:
 
 def _end(unit: Unit, pid: int) -> None:
     """Send SIGTERM, and SIGKILL to what is left after the unit's time (systemd.kill(5))."""
-    mode = unit.one("Service.KillMode", "control-group")
-    number = signal.Signals[unit.one("Service.KillSignal", "SIGTERM")]
+    mode = unit.last("Service.KillMode", "control-group")
+    number = signal.Signals[unit.last("Service.KillSignal", "SIGTERM")]
     send(unit, pid, number, "all" if mode == "control-group" else "main")
-    limit = supervise.seconds(unit.one("Service.TimeoutStopSec"), _STOP_SECONDS)
+    limit = supervise.seconds(unit.last("Service.TimeoutStopSec"), _STOP_SECONDS)
     ends = None if limit is None else time.monotonic() + limit
     # Of a mixed or single kill the main process decides; what it leaves behind then gets SIGKILL, or is left alone.
     waits_for_all = mode == "control-group"
@@ -92,13 +92,13 @@ def _state(active: str, sub: str, result: str = "success", pid: int = 0, status:
 
 
 def _mount(unit: Unit) -> State:
-    where = unit.one("Mount.Where")
+    where = unit.last("Mount.Where")
     Path(where).mkdir(parents=True, exist_ok=True)
-    command = ["mount", unit.one("Mount.What"), where]
-    if unit.one("Mount.Type"):
-        command += ["-t", unit.one("Mount.Type")]
-    if unit.one("Mount.Options"):
-        command += ["-o", unit.one("Mount.Options")]
+    command = ["mount", unit.last("Mount.What"), where]
+    if unit.last("Mount.Type"):
+        command += ["-t", unit.last("Mount.Type")]
+    if unit.last("Mount.Options"):
+        command += ["-o", unit.last("Mount.Options")]
     with open(_LOG, "ab") as log:
         done = subprocess.run(command, env={"PATH": _PATH}, stdout=log, stderr=log, check=False)
     return _state("active", "mounted") if done.returncode == 0 else _state("failed", "failed", "exit-code")
@@ -115,7 +115,7 @@ def _oneshot(unit: Unit) -> State:
 
 
 def _run(unit: Unit, command: str) -> int:
-    seconds = supervise.seconds(unit.one("Service.TimeoutStartSec"), _START_SECONDS) or None
+    seconds = supervise.seconds(unit.last("Service.TimeoutStartSec"), _START_SECONDS) or None
     with open(_LOG, "ab") as log:
         try:
             done = subprocess.run(
@@ -137,9 +137,9 @@ def _run(unit: Unit, command: str) -> int:
 
 def _daemon(unit: Unit) -> State:
     def spawn() -> subprocess.Popen[bytes]:
-        with open(unit.one("Service.StandardOutput").removeprefix("append:") or _LOG, "ab") as log:
+        with open(unit.last("Service.StandardOutput").removeprefix("append:") or _LOG, "ab") as log:
             process = subprocess.Popen(
-                shlex.split(unit.one("Service.ExecStart").lstrip("-@:+!")),
+                shlex.split(unit.last("Service.ExecStart").lstrip("-@:+!")),
                 env=_environment(unit),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -171,7 +171,7 @@ def _environment(unit: Unit) -> dict[str, str]:
 
 def _home(unit: Unit) -> dict[str, str]:
     """Return the variables that a service with User= has (systemd.exec(5))."""
-    if not (name := unit.one("Service.User")):
+    if not (name := unit.last("Service.User")):
         return {}
     # Takes longer to import than most calls here run.
     import pwd
@@ -182,7 +182,7 @@ def _home(unit: Unit) -> dict[str, str]:
 
 def _identity(unit: Unit) -> dict[str, Any]:
     """Return the user and groups of a service, as arguments of Popen."""
-    if not (name := unit.one("Service.User")):
+    if not (name := unit.last("Service.User")):
         return {}
     import pwd
 
@@ -194,7 +194,7 @@ def _wanted(unit: Unit) -> dict[str, tuple[int, int]]:
     """Return soft and hard limit by key of the unit file."""
     limits = {}
     for key in _LIMITS:
-        text = unit.one(f"Service.{key}")
+        text = unit.last(f"Service.{key}")
         if text:
             soft, _, hard = text.partition(":")
             limits[key] = (_limit(soft), _limit(hard or soft))

@@ -42,7 +42,7 @@ def beside(unit: Unit, spawn: Spawn) -> int:
 def again(unit: Unit, status: int) -> bool:
     """Check whether a service that ended with `status` (of Popen) is to be started again."""
     failed = status > 0 or (status < 0 and -status not in CLEAN)
-    restart = unit.one("Service.Restart", "no")
+    restart = unit.last("Service.Restart", "no")
     return restart == "always" or (restart == "on-failure" and failed) or (restart == "on-success" and not failed)
 
 
@@ -92,8 +92,8 @@ def _supervise(unit: Unit, spawn: Spawn, writer: int) -> None:
         if not again(unit, status):
             _change(unit, process.pid, ended(unit, status))
             return
-        burst = int(unit.one("Unit.StartLimitBurst", "5"))
-        interval = seconds(unit.one("Unit.StartLimitIntervalSec"), 10.0) or 0.0
+        burst = int(unit.last("Unit.StartLimitBurst", "5"))
+        interval = seconds(unit.last("Unit.StartLimitIntervalSec"), 10.0) or 0.0
         if interval and sum(time.monotonic() - start < interval for start in starts) >= burst:
             _change(
                 unit,
@@ -103,7 +103,7 @@ def _supervise(unit: Unit, spawn: Spawn, writer: int) -> None:
             return
         if not _change(unit, process.pid, {"active": "activating", "sub": "auto-restart"}):
             return
-        time.sleep(seconds(unit.one("Service.RestartSec"), 0.1) or 0.0)
+        time.sleep(seconds(unit.last("Service.RestartSec"), 0.1) or 0.0)
         process = _next(unit, process.pid, spawn)
 
 

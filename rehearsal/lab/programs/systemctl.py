@@ -267,9 +267,9 @@ def _show(units: list[str], options: list[str], properties: list[str]) -> int:
 def _properties(name: str) -> dict[str, str]:
     unit, now = _loaded(name), load(name)
     state = peek("systemd").get("units", {}).get(unit.name, INACTIVE)
-    limits = {key.partition(".")[2]: unit.one(key) for key in unit.values if key.startswith("Service.Limit")}
+    limits = {key.partition(".")[2]: unit.last(key) for key in unit.values if key.startswith("Service.Limit")}
     return {
-        "Type": unit.one("Service.Type", "simple"),
+        "Type": unit.last("Service.Type", "simple"),
         "Result": state["result"],
         "MainPID": str(state["pid"]),
         "ExecMainCode": _main_code(state),
@@ -277,7 +277,7 @@ def _properties(name: str) -> dict[str, str]:
         "NRestarts": str(state.get("restarts", 0)),
         **limits,
         "Id": unit.name,
-        "Description": unit.one("Unit.Description", unit.name),
+        "Description": unit.last("Unit.Description", unit.name),
         "LoadState": unit.load,
         "ActiveState": state["active"],
         "SubState": state["sub"],

@@ -42,11 +42,11 @@ class Unit:
     def words(self, key: str) -> list[str]:
         return [word for value in self.all(key) for word in value.split()]
 
-    def one(self, key: str, otherwise: str = "") -> str:
+    def last(self, key: str, otherwise: str = "") -> str:
         return self.all(key)[-1] if self.all(key) else otherwise
 
     def flag(self, key: str) -> bool:
-        return self.one(key).lower() in _FLAGS
+        return self.last(key).lower() in _FLAGS
 
 
 def load(name: str) -> Unit:
@@ -94,7 +94,7 @@ def _parse(text: str, values: dict[str, list[str]]) -> None:
 def unload_if_transient(systemd: dict[str, Any], unit: Unit) -> None:
     """Forget a transient unit that has become inactive, and its file; `systemd` is the manager's state."""
     # systemd-run writes all properties into one section here.
-    gone = ("inactive", "failed") if unit.one("Service.CollectMode") == "inactive-or-failed" else ("inactive",)
+    gone = ("inactive", "failed") if unit.last("Service.CollectMode") == "inactive-or-failed" else ("inactive",)
     if unit.fragment.startswith(TRANSIENT) and systemd["units"].get(unit.name, {}).get("active") in gone:
         Path(unit.fragment).unlink(missing_ok=True)
         systemd["units"].pop(unit.name, None)

@@ -79,7 +79,7 @@ class Interval:
         seconds = max(seconds, _QUIET_SAVES * self._save_s)
         return max(1, round(seconds / max(self._step_s, _SHORTEST_STEP_S)))
 
-    def due(self, step: int) -> bool:
+    def should_save(self, step: int) -> bool:
         """Return whether to save the state after `step`; a fixed interval saves at its multiples or soon after."""
         if self._every_steps:
             return step // self._every_steps > self._last_saved // self._every_steps
@@ -90,7 +90,7 @@ class Interval:
         self._last_saved = max(self._last_saved, step)
 
 
-def finish_or_restart(
+def choose_on_notice(
     in_flight_remaining_s: float | None, new_save_s: float, left_s: float | None
 ) -> Literal["finish", "save"]:
     """Choose what to do on a notice: wait for the save in flight, or save the newest state now.

@@ -255,7 +255,7 @@ class Checkpointer:
                     self._job(flight, flight.staged),
                     flight.staged.buffer,
                     flight.staged.entries,
-                    living=self._staging.living,
+                    living=self._staging.usable_buffers,
                     timeout_s=2 * self._options.vote_timeout_s,
                 )
             except (WriterDiedError, OSError) as error:

@@ -208,7 +208,7 @@ class Staging:
             self._changed.notify_all()
 
     @property
-    def living(self) -> set[int]:
+    def usable_buffers(self) -> set[int]:
         """Numbers of the buffers that a later save may use."""
         with self._changed:
             return {buffer.number for buffer in (*self._free, *self._busy)}

@@ -78,7 +78,7 @@ class SplitPlan:
         self._next = ready
         return numbers
 
-    def pieces(self, number: int) -> tuple[Piece, ...]:
+    def pieces_of(self, number: int) -> tuple[Piece, ...]:
         """Return what a shard that can be made consists of."""
         before = self._before
         start, stop = number * self._shard_tokens, min((number + 1) * self._shard_tokens, before[-1])

@@ -66,7 +66,7 @@ class Run:
             running: dict[Future[Any], str | None] = {}
             while True:
                 for split, number in self._ready():
-                    pieces = self.splits[split].pieces(number)
+                    pieces = self.splits[split].pieces_of(number)
                     running[submit(assemble_shard, split, number, pieces)] = split
                 for number in islice(missing, max(0, 2 * workers - len(running))):
                     running[submit(encode_chunk, number, self.plan[number])] = None
@@ -102,7 +102,7 @@ class Run:
         plan = self.splits[split]
         number = int(shard.name.rpartition("-")[2])
         plan.done[number] = shard
-        for piece in plan.pieces(number):
+        for piece in plan.pieces_of(number):
             if plan.is_spent(piece.chunk):
                 self.folder.drop_chunk(piece.chunk, split)
 

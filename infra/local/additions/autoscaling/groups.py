@@ -38,7 +38,6 @@ _STORED_MEMBERS = (
     "DesiredCapacityType", "Context", "InstanceMaintenancePolicy", "AvailabilityZoneImpairmentPolicy",
     "CapacityRebalance", "TerminationPolicies", "DefaultCooldown", "PlacementGroup", "ServiceLinkedRoleARN",
 )  # fmt: skip
-_TERMINATING = "autoscaling:EC2_INSTANCE_TERMINATING"
 
 
 @cache
@@ -51,11 +50,6 @@ def install() -> None:
     around(AutoScalingResponse, "describe_scaling_activities")(_describe_activities)
     around(FakeAutoScalingGroup, "replace_autoscaling_group_instances")(_replace_instances)
     InstanceState.launch_template = property(_get_launch_template)  # type: ignore[assignment]
-
-
-def list_hooks(backend: Any, group: str, transition: str = _TERMINATING) -> list[Any]:
-    """Return the lifecycle hooks that a group has for a transition."""
-    return [hook for hook in backend.describe_lifecycle_hooks(group) if hook.lifecycle_transition == transition]
 
 
 def launch_instances(group: Any, count: int) -> None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, autoscaling_backends
 from moto.ec2.models import ec2_backends
 
-from infra.local.additions.autoscaling.groups import launch_instances, list_hooks
+from infra.local.additions.autoscaling.groups import launch_instances
 from infra.local.additions.serving import LOCK
 from infra.local.patches.eventbridge import put_service_event
 from infra.local.patches.wrapping import around
@@ -26,6 +26,7 @@ LEFT_OUT = (
     "Auto Scaling sends the events of terminate hooks and of terminations, not those of launches; a hook cannot be completed "
     "or prolonged, and a group that is set to zero waits for none"
 )
+TERMINATING = "autoscaling:EC2_INSTANCE_TERMINATING"
 TERMINATE = "EC2 Instance-terminate Lifecycle Action"
 TERMINATED = "EC2 Instance Terminate Successful"
 """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html"""
@@ -97,11 +98,11 @@ def reclaim_instance(instance: Any) -> None:
 
 def _start_termination(state: Any) -> None:
     group = state.auto_scaling_group
-    group_hooks = list_hooks(group.autoscaling_backend, group.name)
-    if not group_hooks:
+    hooks = group.autoscaling_backend.describe_lifecycle_hooks(group.name)
+    hook = next((hook for hook in hooks if hook.lifecycle_transition == TERMINATING), None)
+    if hook is None:
         _finish_termination(state)
         return
-    hook = group_hooks[0]
     state.hook_ended = threading.Event()
     state.lifecycle_state = "Terminating:Wait"
     detail = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,14 +15,13 @@ from moto.sagemaker.responses import SageMakerResponse
 from infra.local.additions import lookups
 from infra.local.additions.hyperpod import events as hyperpod_events
 from infra.local.additions.hyperpod import rules as hyperpod_rules
-from infra.local.additions.serving import LOCK, Call, refuse, serve
+from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "hyperpod: nodes are records; every group reaches its target at once, a training plan, an image and an accounting database "
+    "hyperpod: nodes are records; changes are over after one description; training plans, images and accounting databases "
     "are taken at their word, health checks find nothing; no patches, restricted groups, groups of several types, account "
     "roots of EKS access entries, scaling by Karpenter, second image version or pages of long listings"
 )
-TRANSITION_SECONDS = 0.3
 IMAGE_RELEASE = "1.0.0"
 STORED_MEMBERS = (
     "VpcConfig",
@@ -60,8 +57,8 @@ class Cluster:
     spec: dict[str, Any]
     tags: list[dict[str, str]]
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
-    transition_status: str = "Creating"
-    transition_end: float = field(default_factory=lambda: time.monotonic() + TRANSITION_SECONDS)
+    status: str = "Creating"
+    """The first description after a change still shows the change, so that clients have to wait; there is no clock in it."""
     nodes: list[Node] = field(default_factory=list)
 
     @property
@@ -72,14 +69,10 @@ class Cluster:
     def id(self) -> str:
         return self.arn.rpartition("/")[2]
 
-    @property
-    def status(self) -> str:
-        return "InService" if time.monotonic() >= self.transition_end else self.transition_status
-
     def start_transition(self, status: str) -> None:
-        """Show `status` for a moment; a continuous cluster stays in service while its groups scale."""
+        """Show `status` once; a continuous cluster stays in service while its groups scale."""
         if self.spec.get("NodeProvisioningMode") != "Continuous":
-            self.transition_status, self.transition_end = status, time.monotonic() + TRANSITION_SECONDS
+            self.status = status
 
     def groups(self) -> Iterator[dict[str, Any]]:
         yield from self.spec.get("InstanceGroups") or []
@@ -97,7 +90,7 @@ def install() -> None:
         "sagemaker",
         {
             "CreateCluster": lambda call: {"ClusterArn": create_cluster(call, call.params, call.get("Tags", [])).arn},
-            "DescribeCluster": lambda call: describe_cluster(get_cluster(call, call.params["ClusterName"])),
+            "DescribeCluster": _describe,
             "DeleteCluster": lambda call: {"ClusterArn": delete_cluster(call, call.params["ClusterName"]).arn},
             "ListClusters": _list,
         },
@@ -154,9 +147,23 @@ def change_cluster(call: Call, cluster: Cluster, spec: Mapping[str, Any]) -> Non
 def delete_cluster(call: Call, name_or_arn: str) -> Cluster:
     cluster = get_cluster(call, name_or_arn)
     del clusters(call)[cluster.id]
-    cluster.transition_status, cluster.transition_end = "Deleting", float("inf")
+    cluster.status = "Deleting"
     _publish_state(cluster)
     return cluster
+
+
+def finish_transition(cluster: Cluster) -> None:
+    """End the transition in progress, if there is one: a client has seen it."""
+    if cluster.status != "InService":
+        cluster.status = "InService"
+        _publish_state(cluster)
+
+
+def _describe(call: Call) -> Mapping[str, Any]:
+    cluster = get_cluster(call, call.params["ClusterName"])
+    description = describe_cluster(cluster)
+    finish_transition(cluster)
+    return description
 
 
 def scale_groups(cluster: Cluster) -> None:
@@ -213,19 +220,9 @@ def _describe_group(cluster: Cluster, group: Mapping[str, Any]) -> dict[str, Any
 
 
 def _publish_state(cluster: Cluster) -> None:
-    """Publish the state to EventBridge now and, during a transition, again when it ends."""
-    _put_state_event(cluster)
-    if cluster.status != "InService" and cluster.transition_end != float("inf"):
-        timer = threading.Timer(TRANSITION_SECONDS, _put_state_event, (cluster,))
-        timer.daemon = True
-        timer.start()
-
-
-def _put_state_event(cluster: Cluster) -> None:
-    with LOCK:
-        hyperpod_events.publish(
-            cluster.account, cluster.region, cluster.arn, hyperpod_events.STATE_CHANGE, describe_cluster(cluster)
-        )
+    """Publish the state to EventBridge."""
+    detail = describe_cluster(cluster)
+    hyperpod_events.publish(cluster.account, cluster.region, cluster.arn, hyperpod_events.STATE_CHANGE, detail)
 
 
 def _list(call: Call) -> Mapping[str, Any]:

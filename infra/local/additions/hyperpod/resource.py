@@ -52,9 +52,12 @@ def delete(call: Call, identifier: str) -> None:
 
 
 def is_settled(call: Call, identifier: str) -> bool:
-    """Whether the cluster has no transition in progress, or no longer exists."""
+    """Whether the cluster has no transition in progress, or no longer exists; one that is in progress ends with the answer."""
     cluster = hyperpod.find_cluster(call, identifier)
-    return cluster is None or cluster.status == "InService"
+    settled = cluster is None or cluster.status == "InService"
+    if cluster is not None:
+        hyperpod.finish_transition(cluster)
+    return settled
 
 
 def _check_shape(model: Mapping[str, Any]) -> None:

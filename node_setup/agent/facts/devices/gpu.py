@@ -171,7 +171,7 @@ def throttles(active: str) -> list[str] | None:
 
 def _processes(reading: MachineReading) -> list[str] | None:
     command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
-    text = reading.ask("gpu.processes", command, _SECONDS)
+    text = reading.output_of("gpu.processes", command, _SECONDS)
     return (
         None
         if text is None
@@ -217,7 +217,7 @@ def _by_gpu(text: str) -> dict[str, list[str]]:
 def _fabric_manager(reading: MachineReading) -> str | None:
     if reading.host.which("nv-fabricmanager") is None:
         return None
-    text = reading.ask("gpu.fabric_manager", ["nv-fabricmanager", "--version"])
+    text = reading.output_of("gpu.fabric_manager", ["nv-fabricmanager", "--version"])
     match = re.search(r"\d+\.\d+(?:\.\d+)?", text or "")
     return match[0] if match else None
 
@@ -230,7 +230,7 @@ def _xids(reading: MachineReading) -> list[dict[str, Any]] | None:
     # journalctl ends with 1 and says nothing where no line matches.
     if done is not None and (done.ok or not done.err.strip()) and reading.host.exists("/run/systemd/system"):
         return parse_xids(done.out)
-    text = reading.ask("gpu.xids", ["dmesg"])
+    text = reading.output_of("gpu.xids", ["dmesg"])
     return None if text is None else parse_xids(text)
 
 

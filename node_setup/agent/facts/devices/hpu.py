@@ -20,7 +20,7 @@ def collect(reading: MachineReading) -> dict[str, Any]:
         if present:
             reading.fault("hpu", "there is a Gaudi device but no hl-smi: its software is not installed")
         return {"hpu": {**EMPTY["hpu"], "present": present}}
-    text = reading.ask("hpu.devices", ["hl-smi", "-Q", ",".join(FIELDS), "-f", "csv,noheader"], 30.0)
+    text = reading.output_of("hpu.devices", ["hl-smi", "-Q", ",".join(FIELDS), "-f", "csv,noheader"], 30.0)
     rows = None if text is None else parse_rows(FIELDS, text)
     driver = reading.text("/sys/module/habanalabs/version") or (rows[0]["driver_version"] if rows else None)
     return {"hpu": {"present": True, "driver": driver, "devices": rows and [device_of(row) for row in rows]}}
