@@ -30,6 +30,8 @@ from lustrain.schema import Section, like, problems_of
 KEY = "lustrain:cluster"
 CONTROLLER = "controller"
 """Group of Slurm's controller on EC2."""
+LOGIN = "login"
+"""Role of the machines from which people submit jobs to it."""
 CONTROLLER_ROOT_GIB = 100
 """The root disk: the image, logs, and what people put into their homes where none are shared."""
 MONITOR = "monitor"
@@ -186,6 +188,9 @@ class Home(Section):
     """EFS only: a file that has not been read for so long moves to cheaper storage until its next read; null: never."""
     mount_path: AbsolutePath = "/home"
     """What the image has there is copied before it is hidden."""
+    kms_key: str | None = None
+    """ARN of the KMS key that homes are encrypted with; default: the service's own key of the account. It cannot be changed
+    later."""
     existing: ExistingHome | None = None
 
 
@@ -526,6 +531,15 @@ class ClusterSpec(Section):
         return tuple(group for group in self.groups if group.role == "worker")
 
     @property
+    def node_groups(self) -> tuple[Group, ...]:
+        """The groups that Auto Scaling keeps on EC2: workers, and beside a scheduler logins."""
+        return tuple(group for group in self.groups if group.role == "worker" or self.is_login(group))
+
+    def is_login(self, group: Group) -> bool:
+        """Return whether people submit jobs from the group's machines to the stack's own Slurm."""
+        return group.role == LOGIN and self.controller is not None
+
+    @property
     def controller(self) -> Group | None:
         """Slurm's controller on EC2, as a group of one machine; it is no Auto Scaling group and not among `groups`."""
         if self.scheduler is None or self.hyperpod:
@@ -558,10 +572,11 @@ class ClusterSpec(Section):
         return described.instance(group.ec2_type) if described else instance(group.ec2_type)
 
     def node_of(self, group: Group) -> Instance | None:
-        """Return the facts of a group's nodes: of its type, less the EFA that the group leaves off. HyperPod attaches what it
-        likes."""
+        """Return the facts of a group's nodes: of its type, less the EFA that the group leaves off, or that no rank uses on a
+        login. HyperPod attaches what it likes."""
         kind = self.type_of(group)
-        return replace(kind, efa=0) if kind and group.efa is False and self.backend == "ec2" else kind
+        plain = self.backend == "ec2" and (group.efa is False or group.role == LOGIN)
+        return replace(kind, efa=0) if kind and plain else kind
 
     @property
     def other_zones(self) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class Capacity(Section):
 
 
 class Group(Section):
-    """Machines of one kind; with `ec2` and `hyperpod-eks` all are workers."""
+    """Machines of one kind; with `hyperpod-eks` all are workers, with `ec2` all but logins beside a scheduler."""
 
     name: Name
     instance_type: Annotated[str, like(r"(ml\.)?[a-z0-9-]+\.[a-z0-9-]+", "an instance type", "p5.48xlarge")]

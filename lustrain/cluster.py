@@ -188,6 +188,8 @@ class HomeSystem(Section):
     id: str
     dns_name: MountWord
     path: AbsolutePath
+    options: tuple[str, ...] = ()
+    """Of the mount, as mount(8) has them; empty where others than Lustrain mount it."""
 
 
 class S3Mount(Section):
@@ -368,7 +370,7 @@ def to_json(cluster: Cluster) -> dict[str, Any]:
 def node_document(cluster: Cluster) -> dict[str, Any]:
     """Return what the node agent has to know of its cluster, as plain JSON data; `node_setup/agent/model.py` reads it."""
     paths = tuple(mount.path for mount in cluster.s3_mounts)
-    return described(cluster.name, cluster.backend, cluster.groups, cluster.lustre, cluster.tuning, paths)
+    return described(cluster.name, cluster.backend, cluster.groups, cluster.lustre, cluster.tuning, paths, cluster.home)
 
 
 def described(
@@ -378,15 +380,16 @@ def described(
     lustre: FileSystem | None,
     tuning: Tuning,
     s3_mounts: Sequence[str] = (),
+    home: HomeSystem | None = None,
 ) -> dict[str, Any]:
     """Build the node document from its parts.
 
     Except for `machines` nothing in it exists only after the deployment: the lifecycle bundle, which is written before,
-    holds the same. How many nodes a group has is not in it, so that another count does not make another bundle; nor is the
-    file system on EKS, where pods mount it and a node has it nowhere.
+    holds the same. How many nodes a group has is not in it, so that another count does not make another bundle; nor are the
+    file systems on EKS, where pods mount them and a node has them nowhere.
     """
     if backend == "hyperpod-eks":
-        lustre = None
+        lustre = home = None
     known = {"type", "other_types", "role", "gpus", "efa", "nvme", "lustre_efa", "by_hand"}
     shown = {"path", "efa", "throughput_mb_s", "stripes"}
     mounted_by_agent = lustre if backend == "machines" else None
@@ -401,4 +404,5 @@ def described(
         "mount": mounted_by_agent and mounted_by_agent.model_dump(include={"dns_name", "mount_name"}),
         "tuning": tuning.model_dump(mode="json"),
         **({"s3_mounts": list(s3_mounts)} if s3_mounts else {}),
+        **({"home": home.model_dump(mode="json", include={"path", "options"})} if home else {}),
     }

@@ -90,6 +90,8 @@ def _as_flag(line: str, tuning: Tuning) -> str:
 def request_for(group: str | None, tuning: Tuning, cluster: Cluster | None) -> dict[str, Any]:
     """Return the request for a node of this group. Without a Cluster the agent takes what it was last tuned for."""
     expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
+    if cluster and cluster.home:
+        expect |= {"home_server": cluster.home.dns_name, "home_user": cluster.reach.user}
     return {
         "document": _document(cluster),
         "group": group,

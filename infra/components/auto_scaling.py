@@ -176,16 +176,8 @@ class AutoScalingNodeGroup(pulumi.ComponentResource):
                 custom_timeouts=pulumi.CustomTimeouts(delete=GONE_WITHIN),
             ),
         )
-        # The hook depends on its group, so a destroy would take it first, and the nodes would end without the time to save.
-        # Left alone it ends with its group, which waits for it; an initial hook would too, but could never be changed.
-        aws.autoscaling.LifecycleHook(
-            f"{name}-save",
-            autoscaling_group_name=group.name,
-            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
-            heartbeat_timeout=SAVE_SECONDS,
-            default_result="CONTINUE",
-            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
-        )
+        if plan.role == "worker":
+            self._time_to_save(group)
         for edge, moment, wanted in (("start", plan.fill_at, plan.count), ("end", plan.empty_at, 0)):
             if moment:
                 aws.autoscaling.Schedule(
@@ -199,6 +191,18 @@ class AutoScalingNodeGroup(pulumi.ComponentResource):
                     opts=pulumi.ResourceOptions(parent=self),
                 )
         return group
+
+    def _time_to_save(self, group: aws.autoscaling.Group) -> None:
+        # The hook depends on its group, so a destroy would take it first, and the nodes would end without the time to save.
+        # Left alone it ends with its group, which waits for it; an initial hook would too, but could never be changed.
+        aws.autoscaling.LifecycleHook(
+            f"{self._name}-save",
+            autoscaling_group_name=group.name,
+            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+            heartbeat_timeout=SAVE_SECONDS,
+            default_result="CONTINUE",
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+        )
 
     def _cpu(self) -> aws.ec2.LaunchTemplateCpuOptionsArgs | None:
         cpu = self._plan.cpu

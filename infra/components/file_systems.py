@@ -169,6 +169,7 @@ class OpenZfsHome(pulumi.ComponentResource):
             deployment_type=plan.deployment,
             storage_capacity=plan.capacity_gib,
             throughput_capacity=plan.throughput_mb_s,
+            kms_key_id=plan.kms_key,
             subnet_ids=[subnet_id],
             security_group_ids=list(security_group_ids),
             automatic_backup_retention_days=plan.backup_days,
@@ -216,6 +217,7 @@ class EfsHome(pulumi.ComponentResource):
         system = efs.FileSystem(
             f"{name}-system",
             encrypted=True,
+            kms_key_id=plan.kms_key,
             throughput_mode=plan.throughput,
             lifecycle_policies=moves if plan.to_infrequent_access else [],
             tags={"Name": f"{name}-home"},

@@ -182,8 +182,8 @@ def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage])
     def script(group: Group) -> Text:
         return pulumi.Output.all(**later).apply(lambda known: user_data(spec, plan.place, group, **known))
 
-    made = []
-    for planned, group in zip(plan.node_groups, spec.workers, strict=True):
+    made, profiles = [], base.roles.profile_arns
+    for planned, group in zip(plan.node_groups, spec.node_groups, strict=True):
         reservation = reserved.get(group.name)
         node_group = AutoScalingNodeGroup(
             planned.name,
@@ -191,7 +191,7 @@ def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage])
             image=images[planned.group],
             subnet_id=base.network.zone_subnet_ids.get(spec.zone_of(group), base.network.compute_subnet_id),
             security_group_ids=security_groups,
-            instance_profile_arn=base.roles.profile_arns["node"],
+            instance_profile_arn=profiles.get(group.role, profiles["node"]),
             user_data=script(group),
             reservation_id=reservation.reservation_id if reservation else None,
             depends_on=base.ready,
@@ -200,7 +200,6 @@ def _node_groups(plan: Plan, base: Foundation, images: Mapping[str, FoundImage])
     nodes = Nodes(auto_scaling_groups=made, reservations=[item.reservation_id for item in reserved.values()])
     if plan.controller is None or state is None:
         return nodes
-    profiles = base.roles.profile_arns
     controller = Controller(
         plan.controller.name,
         plan.controller,

@@ -13,6 +13,7 @@ flush_seconds="${LUSTRAIN_FLUSH_SECONDS:-60}"
 # The agent waits minutes for a lock or a mount; one that hangs would hold a machine that is billed.
 agent_seconds="${LUSTRAIN_AGENT_SECONDS:-900}"
 script_seconds="${LUSTRAIN_SCRIPT_SECONDS:-600}"
+s3_seconds="${LUSTRAIN_S3_SECONDS:-600}"
 exporters_seconds=300
 # HyperPod carries this file to the cluster's log group, stream LifecycleConfig/<group>/<instance>.
 log="$root/var/log/provision/provisioning.log"
@@ -159,6 +160,19 @@ try() {
   return 1
 }
 
+# A bucket that cannot be mounted fails the node: a job would write into an empty folder of the root disk.
+mount_buckets() {
+  local status=0
+  if [[ ! -f "$1/mount_s3.sh" ]]; then
+    return
+  fi
+  timeout --kill-after=10 "$s3_seconds" bash "$1/mount_s3.sh" || status=$?
+  if ((status == 124 || status == 137)); then
+    say "mounting the buckets was ended: not done in $s3_seconds s"
+  fi
+  return "$status"
+}
+
 # What the agent does and where it fails, it says on stderr; its stdout is the report that it keeps in /var/lib/lustrain.
 run_agent() {
   local agent="$1" status=0
@@ -224,9 +238,7 @@ boot() {
     copy_files "$(dirname "$agent")"
     carry_logs "$(dirname "$agent")" "$backend"
     mount_home "$(dirname "$agent")"
-    if [[ -f "$(dirname "$agent")/mount_s3.sh" ]]; then
-      bash "$(dirname "$agent")/mount_s3.sh"
-    fi
+    mount_buckets "$(dirname "$agent")"
     # The agent first: it mounts the instance store where the image does not.
     run_agent "$agent"
     disk="$(scratch_disk "$backend")"

@@ -323,13 +323,20 @@ def _grafana(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 
 def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    """FSx and S3 use a key of the user's with the rights of the file system's creator or of the object's writer
-    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html)."""
+    """FSx, EFS and S3 use a key of the user's with the rights of the file system's creator or of the object's writer
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html,
+    https://docs.aws.amazon.com/efs/latest/ug/encryption-at-rest.html#EFSKMSPolicy)."""
     lustre = spec.storage.lustre.kms_key if spec.storage.lustre else None
-    for sid, key in (("LustreKey", lustre), ("BucketKey", spec.buckets.kms_key)):
+    home = spec.storage.home.kms_key if spec.storage.home else None
+    of_efs = "WithoutPlaintext" if _makes_home(spec, "efs") else ""
+    for sid, key, kind in (
+        ("LustreKey", lustre, ""),
+        ("HomeKey", home, of_efs),
+        ("BucketKey", spec.buckets.kms_key, ""),
+    ):
         if key is not None:
             arn, condition = key_resource(key, place)
-            actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
+            actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", f"kms:GenerateDataKey{kind}"]
             yield allow(sid, actions, arn, condition)
     # FSx tries a linked bucket with the rights of the association's creator.
     linked = dict.fromkeys(plan.kms_key for plan in associations(spec, place) if plan.kms_key)

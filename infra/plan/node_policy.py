@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infra.config import ClusterSpec
@@ -23,6 +23,9 @@ WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListM
 """What saving, pruning and resuming take (docs/checkpoints.md, "On S3")."""
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 READ_SECRET, WRITE_SECRET = "GetSecretValue", "PutSecretValue"
+RUNS = "RunsReadWrite"
+REQUESTS = ("launch/*", "sweep.json")
+"""What `fab train`, `fab stop` and `fab sweep` write of a run or a sweep (trainer/run/journal.py, launch/sweep/record.py)."""
 METRIC_NAMESPACES = ("CWAgent", "Lustrain")
 
 
@@ -43,6 +46,23 @@ def controller_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
     common = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     own = [*_munge_key(spec, place, READ_SECRET), *_munge_key(spec, place, WRITE_SECRET), *_scaling(spec, place)]
     return [*common, *own]
+
+
+def login_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
+    """Return the statements of a login: it boots, reads the munge key, and its users read what nodes may, and start and stop
+    runs. It writes and deletes no checkpoint, reads no notice, fetches no image and touches no group of machines."""
+    known = [statement for statement in _s3(spec, place) if statement["Sid"] != RUNS]
+    read = [place.bucket_arn(each.bucket, f"{each.prefix}*") for each in written(spec, place)]
+    runs = location(runs_uri(spec, place))
+    requests = [place.bucket_arn(runs.bucket, f"{runs.prefix}*/{key}") for key in REQUESTS] if runs else []
+    return [
+        *known,
+        allow("RunsRead", READ, read),
+        *([allow("RunsRequest", ["s3:PutObject", "s3:DeleteObject"], requests)] if requests else []),
+        *_kms(spec, place),
+        *_reported(spec, place, ["Lustrain"]),
+        *_munge_key(spec, place, READ_SECRET),
+    ]
 
 
 def monitor_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
@@ -105,7 +125,7 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         condition = {"StringLike": {"s3:prefix": under}}
         yield allow(f"RunsList{number}", ["s3:ListBucket"], place.bucket_arn(bucket), condition)
     objects = [place.bucket_arn(each.bucket, f"{each.prefix}*") for each in places]
-    yield allow("RunsReadWrite", (*READ, *WRITE), objects)
+    yield allow(RUNS, (*READ, *WRITE), objects)
     if further := spec.network.s3_buckets:
         yield allow("NamedList", ["s3:ListBucket"], [place.bucket_arn(bucket) for bucket in further])
         yield allow("NamedRead", READ, [place.bucket_arn(bucket, "*") for bucket in further])
@@ -149,9 +169,14 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("EcrToken", ["ecr:GetAuthorizationToken"], "*")
     if repositories := _repositories(spec, place):
         yield allow("EcrPull", PULL, repositories)
+    yield from _reported(spec, place, METRIC_NAMESPACES)
+
+
+def _reported(spec: ClusterSpec, place: Place, namespaces: Sequence[str]) -> Iterator[Statement]:
+    """Yield the rights to logs, and to metrics such as that of a failed boot."""
     if carries_logs(spec) and spec.backend != "hyperpod-eks":  # where pods have a role for it
         yield allow("Logs", WRITE_LOGS, group_arns(spec, place))
-    namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
+    namespace = {"StringEquals": {"cloudwatch:namespace": list(namespaces)}}
     yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
-from infra.plan.nodes.document import file_system, node_groups, tuning
+from infra.plan.nodes.document import file_system, home_system, node_groups, tuning
 from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
-from lustrain.cluster import Access, BucketNames, Capacity, Cluster, HomeSystem, Kubernetes, Nodes, S3Mount, Slurm
+from lustrain.cluster import Access, BucketNames, Capacity, Cluster, Kubernetes, Nodes, S3Mount, Slurm
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes
@@ -60,7 +60,7 @@ def cluster(plan: Plan, made: DeployedIds) -> Cluster:
         groups=node_groups(spec),
         tuning=tuning(spec),
         lustre=file_system(spec, made.lustre) if made.lustre else None,
-        home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
+        home=home_system(spec, made.home) if made.home else None,
         s3_mounts=tuple(S3Mount(path=one.path, bucket=one.bucket, prefix=one.prefix) for one in plan.s3_mounts),
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=plan.runs_uri,

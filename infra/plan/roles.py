@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.config import CONTROLLER, MONITOR, ClusterSpec
+from infra.config import CONTROLLER, LOGIN, MONITOR, ClusterSpec
 from infra.plan.documents import Document, Statement, allow, document, trust
-from infra.plan.node_policy import controller_statements, monitor_statements, node_statements
+from infra.plan.node_policy import controller_statements, login_statements, monitor_statements, node_statements
 from infra.plan.nodes.eks import (
     CLUSTER_ROLE,
     CSI_ROLE,
@@ -70,9 +70,9 @@ EKS_ROLES = {
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
-    """`node` always; with a scheduler also `controller`, unless nodes have a role of the user's, which then is the controller's
-    too; `monitor` where there is one; `grafana` for a managed one; with `hyperpod-eks` also one for the control plane that the
-    stack makes, and for each chosen part that needs one."""
+    """`node` always; with a scheduler also `controller`, and `login` where there are logins, unless nodes have a role of the
+    user's, which then is theirs too; `monitor` where there is one; `grafana` for a managed one; with `hyperpod-eks` also one
+    for the control plane that the stack makes, and for each chosen part that needs one."""
     grafana = [_grafana(spec, place)] if spec.observability.grafana == "managed" else []
     return (*_of_backend(spec, place), *grafana)
 
@@ -83,6 +83,9 @@ def _of_backend(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
         if spec.controller and spec.access.node_role is None:
             about = f"Slurm's controller of {spec.name}"
             plans.append(_ec2_role(spec, place, CONTROLLER, about, controller_statements(spec, place)))
+        if any(map(spec.is_login, spec.groups)) and spec.access.node_role is None:
+            about = f"Logins of {spec.name}"
+            plans.append(_ec2_role(spec, place, LOGIN, about, login_statements(spec, place)))
         if spec.monitor:
             about = f"Prometheus and Grafana of {spec.name}"
             plans.append(_ec2_role(spec, place, MONITOR, about, monitor_statements(spec, place)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Group
 from infra.plan.nodes.eks import helm_commands, helm_place
 from infra.plan.nodes.hyperpod import protected
+from infra.plan.place import COST_TAG
 from infra.plan.stack import Plan
 from infra.plan.storage.home import EfsPlan
 from infra.plan.storage.repository import url
@@ -37,6 +38,9 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
             "Submit jobs on Slurm's controller, which nodes join as they boot: "
             "aws ssm start-session --target $(pulumi stack output controller)"
         )
+    for group in filter(spec.is_login, spec.groups):
+        machine = find_machine(spec, group)
+        lines.append(f"Or on a login of {group.name}: aws ssm start-session --target $({machine})")
     if plan.monitor:
         lines += _pages(plan)
     if plan.grafana:
@@ -47,6 +51,15 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
     if spec.backend == "hyperpod-eks" and spec.eks.karpenter:
         lines.append(f"Karpenter brings nodes once you have applied a HyperpodNodeClass and a NodePool: {KARPENTER}")
     return tuple(lines)
+
+
+def find_machine(spec: ClusterSpec, group: Group) -> str:
+    """Return the command that prints the id of a running machine of a group."""
+    filters = {"instance-state-name": "running", f"tag:{COST_TAG}": spec.name, "tag:lustrain:group": group.name}
+    words = " ".join(f"Name={name},Values={value}" for name, value in filters.items())
+    return (
+        f"aws ec2 describe-instances --filters {words} --query 'Reservations[0].Instances[0].InstanceId' --output text"
+    )
 
 
 def _pages(plan: Plan) -> list[str]:

@@ -205,7 +205,7 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         return Change(path, Effect.NEW_NODES, message, "", fix)
     if key == "instance_type" and before.capacity.create:
         return protected(path, "the reservation that the stack made")
-    if key == "role":
+    if key == "role" and spec.hyperpod:
         return Change(path, Effect.REPLACES_CLUSTER, message, "the Slurm cluster's state", "make a second stack")
     if key == "min_count" and spec.backend == "ec2":
         return explain_scheduler.min_count(path, after)

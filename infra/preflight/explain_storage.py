@@ -126,6 +126,10 @@ def home(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         key = "type" if before.type != after.type else "existing"
         yield Change(f"storage.home.{key}", Effect.NEW_NODES, message, "", "copy the homes first")
         return
+    if before.kms_key != after.kms_key and not after.existing:
+        message = f"{shown(before.kms_key)} becomes {shown(after.kms_key)}, which no file system can"
+        instead = "keep the old key, or make a second stack and copy the homes"
+        yield Change("storage.home.kms_key", Effect.REPLACES_FILE_SYSTEM, message, "all homes", instead)
     for key in ("backup", "infrequent_access_days"):
         if (was := getattr(before, key)) != (now := getattr(after, key)):
             yield Change(f"storage.home.{key}", Effect.IN_PLACE, f"{shown(was)} becomes {shown(now)}")
@@ -145,7 +149,11 @@ def s3_mounts(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if before != after:
         shown_paths = [shown([mount.path for mount in mounts]) for mounts in (before, after)]
         message = f"mounts of buckets, or their keys, change: {' becomes '.join(dict.fromkeys(shown_paths))}"
-        if set(before) - set(after):
+        kept = {mount.path for mount in after}
+        removed = [mount.path for mount in before if mount.path not in kept]
+        if removed:
+            message += f"; then `fab node-tune`, which unmounts {' and '.join(removed)} on running nodes"
+        if [mount for mount in set(before) - set(after) if mount.path in kept]:
             message += "; replace running nodes, which keep the old mounts, maybe without the right to them"
         yield Change("storage.s3_mounts", Effect.NEW_NODES, message)
 

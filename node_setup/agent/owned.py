@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 HEADER = "# Written by lustrain (node_setup): the whole file is replaced when the node is tuned; change the cluster instead.\n"
 
 SYSCTL = "/etc/sysctl.d/90-lustrain.conf"
@@ -26,6 +28,10 @@ METRICS_UNIT = "/etc/systemd/system/lustrain-metrics.service"
 METRICS_TIMER = "/etc/systemd/system/lustrain-metrics.timer"
 TUNING = "/etc/lustrain/tuning.json"
 """This is the node document with this node's group, as the boot unit reads them."""
+
+UNITS = "/etc/systemd/system"
+S3_UNIT = re.compile(r"lustrain-s3-[\w.-]+\.service")
+"""The unit of a mounted bucket: the boot writes it, and the agent removes one that the cluster no longer has."""
 
 AGENT = "/var/lib/lustrain/agent.pyz"
 LOCK = "/run/lustrain/agent.lock"
@@ -68,4 +74,4 @@ PATHS = (
 def mount_unit(path: str, suffix: str = "mount") -> str:
     """Return the unit file of a mount point, its name escaped as `systemd-escape --path` does for the characters we allow."""
     name = path.strip("/").replace("-", "\\x2d").replace("/", "-")
-    return f"/etc/systemd/system/{name}.{suffix}"
+    return f"{UNITS}/{name}.{suffix}"

@@ -41,6 +41,7 @@ class Node:
         self.known = ""
         """Questions to systemctl, a line each, of whether a unit is there or runs, that it answers by yes."""
         self.agent_seconds = "900"
+        self.s3_seconds = "600"
         self.root.mkdir()
         self.agent("")
 
@@ -82,6 +83,7 @@ class Node:
             "LUSTRAIN_ROOT": str(self.root),
             "LUSTRAIN_WAIT_SECONDS": "10",
             "LUSTRAIN_AGENT_SECONDS": self.agent_seconds,
+            "LUSTRAIN_S3_SECONDS": self.s3_seconds,
             "MOUNTS": str(self.mounts),
             "ASKED": str(self.asked),
             "KNOWN": self.known,

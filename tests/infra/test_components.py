@@ -16,6 +16,7 @@ from infra.config import ClusterSpec
 from infra.local.mocks import Recorder
 from infra.plan.nodes.bundle import bundle
 from infra.plan.nodes.hyperpod import create_only
+from infra.plan.storage.home import OPTIONS
 from lustrain.problem import UserError
 from tests.infra.edits import GONE, place, spec_of
 from tests.infra.mistakes import (
@@ -134,6 +135,12 @@ def test_efs_home_and_its_backups_outlive_the_stack(slurm: Registered) -> None:
     assert not [one for one in storage if "FsxOpenZfsConfig" in one], "HyperPod mounts no EFS"
 
 
+@pytest.mark.parametrize(("kind", "resource"), [("efs", EFS), ("openzfs", HOME)])
+def test_homes_are_encrypted_with_the_named_key(kind: str, resource: str) -> None:
+    (sent,) = made_by(SPOT, **{"storage.home": {"type": kind, "kms_key": KEY}}).of(resource).values()
+    assert sent["kmsKeyId"] == KEY
+
+
 def test_existing_home_is_mounted_and_nothing_is_made() -> None:
     dns = "fs-0123456789abcdef0.efs.us-east-1.amazonaws.com"
     home = {"id": "fs-0123456789abcdef0", "dns_name": dns, "security_group_id": "sg-0123456789abcdef0"}
@@ -141,7 +148,8 @@ def test_existing_home_is_mounted_and_nothing_is_made() -> None:
     assert not [kind for kind in made.kinds if kind.startswith("aws:efs/") or kind == HOME]
     script = base64.b64decode(made.of(TEMPLATE)["spot-g6e-train-nvidia-x86-64"]["userData"]).decode()
     assert f"\nhome_source={dns}:/\n" in script
-    assert outputs["cluster"]["home"] == {"id": home["id"], "dns_name": dns, "path": "/home"}
+    options = OPTIONS["efs"].split(",")
+    assert outputs["cluster"]["home"] == {"id": home["id"], "dns_name": dns, "path": "/home", "options": options}
 
 
 def test_destroy_leaves_nodes_time_to_save_and_waits_for_last(spot: Registered) -> None:

@@ -127,6 +127,15 @@ def test_bucket_that_cannot_be_mounted_fails_the_node(node: Node) -> None:
     assert node.waits.count("10") == 10
 
 
+@pytest.mark.parametrize("entry", [ON_INIT, EC2])
+def test_mount_that_hangs_is_ended_and_fails_the_node(node: Node, entry: str) -> None:
+    node.command("mount-s3", "#!/bin/bash\n")
+    node.command("systemctl", '#!/bin/bash\n[[ "$1" != start ]] || exec /bin/sleep 3600\n')
+    node.s3_seconds = "1"
+    assert node.boot(entry).returncode == 124
+    assert "mounting the buckets was ended: not done in 1 s" in node.log
+
+
 def test_another_bucket_of_the_users_makes_another_bundle() -> None:
     first, second = (plan("ec2-spot-g6e", **{"buckets.data": name}).bundle for name in ("mine", "theirs"))
     assert first.sha != second.sha

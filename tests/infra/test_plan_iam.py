@@ -432,9 +432,14 @@ def test_deployer_may_use_the_key_of_a_linked_bucket() -> None:
 
 def test_the_deployer_may_use_the_keys_that_are_named() -> None:
     lustre = {"throughput_gb_s": 1.2, "kms_key": "1234abcd"}
-    spec = spec_of(buckets={"kms_key": "alias/data"}, storage={"lustre": lustre})
+    home = {"type": "efs", "kms_key": "5678abcd"}
+    spec = spec_of(buckets={"kms_key": "alias/data"}, storage={"lustre": lustre, "home": home})
     found = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
     assert found["LustreKey"]["Resource"] == ["arn:aws:kms:us-east-2:123456789012:key/1234abcd"]
+    assert found["HomeKey"]["Resource"] == ["arn:aws:kms:us-east-2:123456789012:key/5678abcd"]
+    assert "kms:GenerateDataKeyWithoutPlaintext" in found["HomeKey"]["Action"], (
+        "EFS never sees a data key in plain text"
+    )
     assert found["BucketKey"]["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": "alias/data"}}
 
 

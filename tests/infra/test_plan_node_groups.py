@@ -164,5 +164,5 @@ def test_described_type_becomes_a_node_group() -> None:
     assert "by_hand" not in node_document(spec())["groups"]["train"]
 
 
-def test_controllers_and_logins_are_no_node_groups() -> None:
+def test_logins_without_a_scheduler_are_no_node_groups() -> None:
     assert node_groups(spec(role="login"), AWS, NOW) == ()

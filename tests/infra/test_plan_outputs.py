@@ -19,6 +19,7 @@ from infra.plan.nodes.bundle import DOCUMENT, bundle
 from infra.plan.outputs import DeployedIds, cluster
 from infra.plan.place import Place, bucket_names
 from infra.plan.stack import Plan
+from infra.plan.storage.home import OPTIONS
 from infra.plan.storage.repository import url
 from infra.plan.teardown import empty, first_steps, teardown, unprotect
 from infra.preflight.offline import run_in
@@ -106,6 +107,7 @@ def test_node_document_says_what_a_node_needs_and_nothing_else() -> None:
         "groups": {"train": train},
         "lustre": {"path": "/fsx", "efa": False, "throughput_mb_s": 1200.0},
         "mount": None,
+        "home": {"path": "/home", "options": OPTIONS["openzfs"].split(",")},
         "tuning": {"profiles": {}, "settings": {"agent.metrics": "on", "clock.chrony": "off"}},
     }
 

@@ -52,7 +52,7 @@ def test_only_the_controller_scales_and_only_those_groups() -> None:
     own = {"access": {"node_role": NODE_ROLE, "instance_profile": PROFILE}}
     assert scaled_by({**TO_ZERO, "groups.1": ALWAYS}) == {"node": [], "controller": ["slurm-g6e-train-gang-*"]}
     assert scaled_by({**TO_ZERO, **own}) == {"node": ["slurm-g6e-train-gang-*"]}
-    assert scaled_by({}) == {"node": [], "controller": []}
+    assert scaled_by({}) == {"node": [], "controller": [], "login": []}
     spec = spec_of(STACK, TO_ZERO)
     assert group_name(spec, spec.workers[0]) == "slurm-g6e-train"
 

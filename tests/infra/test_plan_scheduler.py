@@ -60,6 +60,7 @@ def test_nodes_only_read_the_munge_key_and_the_deployer_never() -> None:
     assert {key: secrets(role.policy["Statement"]) for key, role in found.items() if role.policy} == {
         "node": {read},
         "controller": {read, write},
+        "login": {read},
     }
     assert not {read, write} & secrets(deployer_policy(spec, place(STACK))["Statement"])
     own = spec_of(STACK, {"access": {"node_role": NODE_ROLE, "instance_profile": PROFILE}})
@@ -98,6 +99,7 @@ def test_the_cluster_names_controller_instance_and_partitions(made: tuple[Regist
     assert cluster.nodes.instances == ("i-0123456789abcdef0",)
     assert {name: (group.role, group.partition) for name, group in cluster.groups.items()} == {
         "train": ("worker", "gpu"),
+        "login": ("login", None),
         "controller": ("controller", None),
     }
 
@@ -107,7 +109,7 @@ def test_default_images_have_a_slurm_with_dynamic_nodes() -> None:
         plan = Plan(spec_of(STACK, edits), place(STACK))
         assert plan.controller
         assert plan.controller.image.parameter == IMAGES_WITH_SLURM["ubuntu"].parameter.format(arch=arch)
-        assert [group.image.family for group in plan.node_groups] == ["nvidia-24-04-x86-64"]
+        assert [group.image.family for group in plan.node_groups] == ["nvidia-24-04-x86-64", "ubuntu-24-04-x86-64"]
     assert Plan(spec_of(SPOT, {}), place(SPOT)).node_groups[0].image.family == "nvidia-x86-64"
 
 

@@ -72,6 +72,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SLURM, {"storage.home": {"type": "efs", "existing": HOMES}}, Effect.IMPOSSIBLE, "storage.home"),
     (SLURM, {"storage.home.backup": False}, Effect.IN_PLACE, "storage.home.backup"),
     (SLURM, {"storage.home.infrequent_access_days": None}, Effect.IN_PLACE, "storage.home.infrequent_access_days"),
+    (SPOT, {"storage.home.kms_key": KEY}, Effect.REPLACES_FILE_SYSTEM, "storage.home.kms_key"),
     (SPOT, {"storage.home.capacity_gib": 64}, Effect.IMPOSSIBLE, "storage.home.capacity_gib"),
     (SPOT, {"storage.home.capacity_gib": 512}, Effect.IN_PLACE, "storage.home.capacity_gib"),
     (SPOT, {"storage.home.throughput_mb_s": 320}, Effect.IN_PLACE, "storage.home.throughput_mb_s"),
@@ -194,11 +195,14 @@ def test_each_change_has_its_effect(stack: str, edits: dict[str, Any], effect: E
     assert all(change.instead for change in lost), "what is lost comes with what to do instead"
 
 
-def test_removed_mount_of_a_bucket_asks_for_other_nodes() -> None:
+def test_removed_mount_asks_for_a_tune_and_a_changed_one_for_nodes() -> None:
     mounts = [{"bucket": name, "path": f"/s3/{name}"} for name in ("data", "theirs")]
+    other = [{**mounts[0], "prefix": "v2/"}, mounts[1]]
     (fewer,) = changes(SPOT, {"storage.s3_mounts": mounts[:1]}, {"storage.s3_mounts": mounts})
     (more,) = changes(SPOT, {"storage.s3_mounts": mounts}, {"storage.s3_mounts": mounts[:1]})
-    assert ["replace running nodes" in change.message for change in (fewer, more)] == [True, False]
+    (changed,) = changes(SPOT, {"storage.s3_mounts": other}, {"storage.s3_mounts": mounts})
+    assert ["unmounts /s3/theirs" in one.message for one in (fewer, more, changed)] == [True, False, False]
+    assert ["replace running nodes" in one.message for one in (fewer, more, changed)] == [False, False, True]
 
 
 def test_an_effect_has_a_case_here() -> None:

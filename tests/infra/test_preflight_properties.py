@@ -131,6 +131,7 @@ EDITS: Any = st.fixed_dictionaries(
                 "throughput_mb_s": NUMBER,
                 "backup": st.booleans(),
                 "mount_path": PATHS,
+                "kms_key": TEXT,
             },
         ),
         "buckets": st.fixed_dictionaries(

@@ -57,8 +57,10 @@ def test_the_cluster_output_reads_back_and_names_what_is_there(lives: Lives, sta
         assert (system["Lifecycle"], *mount) == ("AVAILABLE", cluster.lustre.dns_name, cluster.lustre.mount_name)
     if names := list(cluster.nodes.auto_scaling_groups):
         asked = {"AutoScalingGroupNames": names}
-        (node_group,) = live.client("autoscaling").describe_auto_scaling_groups(**asked)["AutoScalingGroups"]
-        assert node_group["DesiredCapacity"] == cluster.groups["train"].count
+        found = live.client("autoscaling").describe_auto_scaling_groups(**asked)["AutoScalingGroups"]
+        tags = ({tag["Key"]: tag["Value"] for tag in one["Tags"]} for one in found)
+        sizes = {tag["lustrain:group"]: one["DesiredCapacity"] for tag, one in zip(tags, found, strict=True)}
+        assert sizes == {group.name: group.count for group in spec.groups}
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)

@@ -138,9 +138,9 @@ def as_aws_says(live: Live) -> tuple[int, str]:
         groups = live.client("sagemaker").describe_cluster(ClusterName=nodes.hyperpod_cluster)["InstanceGroups"]
         last = live.spec.groups[-1].name
         return next(one["TargetCount"] for one in groups if one["InstanceGroupName"] == last), limit
-    names = list(nodes.auto_scaling_groups)
-    found = live.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]
-    return found[-1]["DesiredCapacity"], limit
+    last_alone = list(nodes.auto_scaling_groups[-1:])
+    asked = live.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=last_alone)
+    return asked["AutoScalingGroups"][0]["DesiredCapacity"], limit
 
 
 def protected_and_below(resources: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -90,14 +90,15 @@ class Stack:
         for node in lab.nodes:
             self.deploy(node)
 
-    def deploy(self, node: Node) -> None:
+    def deploy(self, node: Node, group: str = "train") -> None:
         """Leave on a new machine what its image, user data and bundle would."""
         controls = node is self.lab.nodes[0]
         bring_packages(node)
-        part = {"duty": "controller" if controls else "compute", "host": "demo-controller", "munge_secret": SECRET}
+        duty = "controller" if controls else "client" if group == "login" else "compute"
+        part = {"duty": duty, "host": "demo-controller", "munge_secret": SECRET}
         part |= {"address": self.lab.nodes[0].address, "state_volume": VOLUME if controls else None}
         told: dict[str, object] = {"cluster": "demo", "region": "us-west-2"}
-        told |= {"group": "controller" if controls else "train", "instance_type": "c7i.24xlarge", "capacity": "spot"}
+        told |= {"group": "controller" if controls else group, "instance_type": "c7i.24xlarge", "capacity": "spot"}
         node.write("/etc/lustrain/node.json", json.dumps({**told, "zone_id": "usw2-az1", "slurm": part}))
         node.write("/opt/lustrain/bundle/slurm.json", json.dumps(self._document))
         node.write("/usr/local/bin/aws", AWS, 0o755)
@@ -186,6 +187,20 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     node4.crash()
     slurm.wait({"node4": "down"})
     wait_until(lambda: "NodeName=node4" not in stack.show("node4"))
+
+    # A login runs no jobs, and people submit from it as on the controller.
+    node4.replace()
+    stack.deploy(node4, "login")
+    stack.statuses(node4)
+    assert stack.checks(node4)["slurm-node"] == "ok"
+    assert node4.exec("srun", "--nodelist=node2", "hostname").stdout == "node2\n"
+    script_of_login = "/run/job.sh"
+    node4.write(script_of_login, script, 0o755)
+    submitted = node4.exec(
+        "sbatch", "--parsable", "--output=/dev/null", "--chdir=/", "--nodelist=node2", script_of_login
+    )
+    wait_until(lambda: slurm.job(int(submitted.stdout))["JobState"] == "COMPLETED")
+    assert "node4" not in slurm.states()
 
     # One that the controller has forgotten comes back by itself.
     slurm.call("scontrol", "delete", "NodeName=node3")

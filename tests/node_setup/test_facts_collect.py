@@ -25,7 +25,7 @@ from tests.node_setup.recorded_host import Machine, RecordedHost, build, facts_f
 SECTIONS = (
     *("version", "agent", "host", "os", "kernel", "cpu", "memory", "instance", "group", "metadata", "sysctl"),
     *("sysctl_files", "modules", "limits", "blocks", "arrays", "mounts", "lustre", "efa", "gpu", "hpu", "init"),
-    *("services", "packages", "time", "jobs", "slurm", "environment", "files", "disk", "boot_outcome"),
+    *("services", "packages", "time", "jobs", "slurm", "environment", "files", "s3_units", "disk", "boot_outcome"),
     "errors",
 )
 WANTED = Wanted(sysctls=("vm.max_map_count", "no.such.key"), services=("cron.service",), packages=("bash",))

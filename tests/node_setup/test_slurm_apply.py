@@ -22,7 +22,7 @@ from node_setup.agent.host import TIMED_OUT, Done
 from node_setup.agent.model import Request
 from node_setup.agent.slurm import apply, health, paths, state
 from node_setup.agent.slurm.wanted import Awaited, File, Wanted, parse
-from node_setup.agent.verify import clock, lustre, settings, slurm, storage
+from node_setup.agent.verify import clock, home, lustre, settings, slurm, storage
 from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.result import Result, to_json
 from tests.node_setup.agents import BareHost, silent
@@ -326,8 +326,7 @@ def test_an_unfit_node_drains_itself_once_it_was_tuned(
 
 def test_shared_checks_go_by_the_names_that_verify_gives() -> None:
     expected, request_ = expected_hardware({}, Request()), Request()
-    names = {
-        module_check({}, expected, request_).check for module_check in (clock.clock, lustre.targets, storage.s3_mounts)
-    }
+    checks = (clock.clock, home.mount, lustre.targets, storage.s3_mounts)
+    names = {module_check({}, expected, request_).check for module_check in checks}
     names.add(slurm.node({}, expected, request_).check)
     assert names | {settings.APART["lustre-stripe"]} == health.SHARED

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,16 +14,28 @@ from hypothesis import strategies as st
 from lustrain.problem import UserError
 from lustrain.status import Status
 from node_setup.agent.facts.scheduler import NOT_KNOWN
-from node_setup.agent.host import Host
+from node_setup.agent.host import Done, Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Request
-from node_setup.agent.verify import TOPICS, verify
+from node_setup.agent.verify import TOPICS, home, verify
 from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.gpu import xid_action
 from node_setup.agent.verify.result import READY, Result, drain
 from tests.node_setup.machines import DOCUMENT, facts_of
 
-REQUEST = Request(document={**DOCUMENT, "s3_mounts": ["/s3/data"]})
+HOMES = "fs-1.efs.us-east-1.amazonaws.com"
+WITH_HOMES = {"path": "/home", "options": ["nfsvers=4.1", "rsize=1048576", "hard", "_netdev"]}
+REQUEST = Request(
+    document={**DOCUMENT, "s3_mounts": ["/s3/data"], "home": WITH_HOMES},
+    expect={"home_server": HOMES, "home_user": "ubuntu"},
+)
 BUCKET = {"source": "mountpoint-s3", "target": "/s3/data", "fstype": "fuse", "options": ["ro"]}
+HOME = {
+    "source": f"{HOMES}:/",
+    "target": "/home",
+    "fstype": "nfs4",
+    "options": ["rw", "vers=4.1", "rsize=65536", "hard"],
+}
+LEFT_OVER = {"lustrain-s3-s3-old.service": "/s3/old"}
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -35,7 +48,7 @@ def p5() -> dict[str, Any]:
         device["persistence"] = True
         device["applications"] = dict(device["max"])
     facts["blocks"][1]["mountpoints"] = ["/opt/dlami/nvme"]
-    facts["mounts"].append(BUCKET)
+    facts["mounts"] += [BUCKET, copy.deepcopy(HOME)]
     facts["boot_outcome"] = "ready"
     node = {"state": "IDLE+DYNAMIC_NORM", "gres": "gpu:h100:8", "version": "23.11.4", "reason": None}
     part = {"duty": "compute", "error": None, "node": node, "gres": "gpu:h100:8"}
@@ -163,6 +176,16 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("efa-hugepages", put(0, "memory", "hugepages_free"), "warning", "NONE"),
     ("s3-mounts", lambda f: f["mounts"].remove(BUCKET), "failed", "NONE"),
     ("s3-mounts", put(None, "mounts"), "unknown", "NONE"),
+    ("s3-mounts", put(LEFT_OVER, "s3_units"), "warning", "NONE"),
+    ("s3-mounts", lambda f: (f["mounts"].remove(BUCKET), put(LEFT_OVER, "s3_units")(f)), "failed", "NONE"),
+    ("home-mount", lambda f: f["mounts"].remove(HOME), "failed", "NONE"),
+    ("home-mount", put("fs-2.efs.us-east-1.amazonaws.com:/", "mounts", -1, "source"), "failed", "NONE"),
+    ("home-mount", put("10.0.0.7:/", "mounts", -1, "source"), "ok", "NONE"),
+    ("home-mount", put("ext4", "mounts", -1, "fstype"), "failed", "NONE"),
+    ("home-mount", put("autofs", "mounts", -1, "fstype"), "warning", "NONE"),
+    ("home-mount", put(["ro", "vers=4.1", "hard"], "mounts", -1, "options"), "failed", "NONE"),
+    ("home-mount", put(["rw", "vers=4.1", "soft"], "mounts", -1, "options"), "warning", "NONE"),
+    ("home-mount", put(None, "mounts"), "unknown", "NONE"),
     ("lustre-mount", put([], "lustre", "mounts"), "failed", "NONE"),
     ("lustre-mount", lambda f: (put([], "lustre", "mounts")(f), put(ON_DEMAND, "mounts")(f)), "unknown", "NONE"),
     ("lustre-mount", put(["ro"], "lustre", "mounts", 0, "options"), "failed", "NONE"),
@@ -342,6 +365,41 @@ def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:
     found = {result["check"]: result for result in answer(facts_of("p5"))[0]["results"]}
     assert (found["settings"]["status"], "memlock" in found["settings"]["why"]) == ("failed", True)
     assert found["lustre-stripes"]["status"] == "warning"
+
+
+class Programs(Host):
+    """A host that answers for its programs."""
+
+    def __init__(self, home: str, made: Done) -> None:
+        super().__init__("/nonexistent")
+        self._entry, self._made = f"ubuntu:x:1000:1000::{home}:/bin/bash\n", made
+        self.ran: list[str] = []
+
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+        self.ran.append(" ".join(command))
+        return (
+            Done(0, self._entry, "")
+            if command[0] == "getent"
+            else self._made
+            if "mktemp" in command
+            else Done(0, "", "")
+        )
+
+
+@pytest.mark.parametrize(
+    ("folder", "made", "status"),
+    [
+        ("/home/ubuntu", Done(0, "/home/ubuntu/.lustrain-verify-a\n", ""), "ok"),
+        ("/home/ubuntu", Done(1, "", "mktemp: failed to create file: Permission denied"), "failed"),
+        ("/var/lib/ubuntu", Done(1, "", "not to be asked"), "skipped"),
+    ],
+)
+def test_homes_are_tried_as_the_user_who_logs_in(folder: str, made: Done, status: str) -> None:
+    host, facts = Programs(folder, made), p5()
+    (said,) = home.write_probe(host, facts, expected_hardware(facts, REQUEST), REQUEST)
+    assert said.status == status
+    assert all(command.startswith(("getent passwd ubuntu", "runuser -u ubuntu -- ")) for command in host.ran)
+    assert (host.ran[-1] == "runuser -u ubuntu -- rm -- /home/ubuntu/.lustrain-verify-a") == (status == "ok")
 
 
 def test_login_node_without_devices_is_ready() -> None:

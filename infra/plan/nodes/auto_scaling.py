@@ -1,4 +1,5 @@
-"""A worker group on plain EC2: one launch template, one Auto Scaling group that has all its nodes or is short of some.
+"""A group on plain EC2, of workers or logins: one launch template, one Auto Scaling group that has all its nodes or is short
+of some.
 
 Spot comes from the template's market options, so that one template serves every market; only a group of several types, or
 with some nodes on demand, has a mixed-instances policy. Fields that the provider behind pulumi-aws does not know are left out
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from infra.catalog.instances import Instance
-from infra.config import ClusterSpec, Group
+from infra.config import LOGIN, ClusterSpec, Group, GroupRole
 from infra.plan.nodes.capacity import Market, Mix, empty_at, fill_at, market, mix
 from infra.plan.nodes.nics import Nic, nics
 from infra.plan.place import Place, tags
@@ -156,6 +157,8 @@ class NodeGroupPlan:
     by_jobs: bool = False
     """Slurm's controller sets how many machines the group wants, and ends them one by one. Auto Scaling ends none because it
     wants fewer: it does not know which have jobs."""
+    role: GroupRole = "worker"
+    """Nodes of workers have time to save before they end; logins have nothing to save."""
 
     @property
     def desired(self) -> int | None:
@@ -166,11 +169,12 @@ class NodeGroupPlan:
 
 
 def node_groups(spec: ClusterSpec, place: Place, now: datetime) -> tuple[NodeGroupPlan, ...]:
-    """One plan for each worker group; UserError for a type that the snapshot does not know or that runs no Linux."""
+    """One plan for each group that Auto Scaling keeps; UserError for a type that the snapshot does not know or that runs no
+    Linux."""
     problems: list[str] = []
     node_groups: list[NodeGroupPlan] = []
     for index, group in enumerate(spec.groups):
-        if group.role != "worker":
+        if group not in spec.node_groups:
             continue
         path, kind = f"groups.{index}.instance_type", spec.node_of(group)
         if kind is None:
@@ -216,6 +220,7 @@ def _node_group(spec: ClusterSpec, place: Place, group: Group, kind: Instance, n
         empty_at=empty_at(group.capacity),
         mix=mix(group),
         by_jobs=spec.goes_to_zero(group),
+        role=group.role,
     )
 
 
@@ -250,7 +255,10 @@ def default_images(spec: ClusterSpec, group: Group) -> Mapping[str, DefaultImage
 
 
 def cpu(group: Group, kind: Instance) -> Cpu | None:
-    """CPU options where they change something and the type takes them: bare metal has its firmware's threads."""
+    """CPU options where they change something and the type takes them: bare metal has its firmware's threads. People who
+    compile on a login want all threads, unless the group says otherwise."""
+    if group.role == LOGIN and "threads_per_core" not in group.model_fields_set:
+        return None
     if ".metal" in kind.name or group.threads_per_core >= kind.threads_per_core:
         return None
     return Cpu(kind.vcpus // kind.threads_per_core, group.threads_per_core)

@@ -151,7 +151,7 @@ def market(group: Group, kind: Instance | None) -> Market:
         return Market(reservation=capacity.reservation, placement_group=capacity.placement_group)
     if capacity.mode == "capacity-block":
         return Market(type="capacity-block", reservation=capacity.reservation)
-    own = group.placement != "none" and _has_placement_groups(kind)
+    own = group.role == "worker" and group.placement != "none" and _has_placement_groups(kind)
     if capacity.mode == "spot" and mix(group) is None:
         return Market(type="spot", spot_type="one-time", interruption="terminate", own_placement_group=own)
     return Market(own_placement_group=own)
@@ -266,7 +266,7 @@ def _type_problems(group: Group, kind: Instance | None, backend: Backend, prefix
     if mode != "training-plan" and sold not in kind.usage:
         why = f"{kind.name} is not sold as {sold}; allowed: {', '.join(sorted(kind.usage))}"
         yield finding(f"{prefix}capacity.mode", why, "choose another mode or type", code="CAP-007", source=_TYPES)
-    if backend != "ec2" or _has_placement_groups(kind):
+    if backend != "ec2" or group.role != "worker" or _has_placement_groups(kind):
         return
     if group.capacity.placement_group is not None:
         why, fix = f"{kind.name} cannot be launched into a cluster placement group", "remove it, or choose another type"

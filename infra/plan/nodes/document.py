@@ -8,8 +8,9 @@ from typing import Any
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.capacity import mix
 from infra.plan.nodes.clients import lustre_interfaces, stripes
+from infra.plan.storage.home import mount_options
 from infra.plan.storage.lustre import lustre_plan
-from lustrain.cluster import Capacity, FileSystem, NodeGroup, Tuning, described
+from lustrain.cluster import Capacity, FileSystem, HomeSystem, NodeGroup, Tuning, described
 
 METRICS = "agent.metrics"
 """The setting of node_setup/settings/agent.toml."""
@@ -20,7 +21,8 @@ NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 def node_document(spec: ClusterSpec) -> dict[str, Any]:
     """`lustrain.cluster.node_document` of the cluster that this spec will become."""
     paths = tuple(mount.path for mount in spec.storage.s3_mounts)
-    return described(spec.name, spec.backend, node_groups(spec), file_system(spec, NOT_YET), tuning(spec), paths)
+    lustre, home = file_system(spec, NOT_YET), home_system(spec, NOT_YET)
+    return described(spec.name, spec.backend, node_groups(spec), lustre, tuning(spec), paths, home)
 
 
 def shows_metrics(spec: ClusterSpec) -> bool:
@@ -62,6 +64,14 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         taints=group.taints,
         capacity=Capacity(mode=group.capacity.mode, ends_at=group.capacity.ends_at),
     )
+
+
+def home_system(spec: ClusterSpec, made: Mapping[str, str]) -> HomeSystem | None:
+    """Return the file system of homes as `made` calls it (`id`, `dns_name`); None without one."""
+    config = spec.storage.home
+    if config is None:
+        return None
+    return HomeSystem(id=made["id"], dns_name=made["dns_name"], path=config.mount_path, options=mount_options(spec))
 
 
 def file_system(spec: ClusterSpec, made: Mapping[str, str]) -> FileSystem | None:

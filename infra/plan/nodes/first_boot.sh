@@ -26,7 +26,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=160min
+TimeoutStartSec=170min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -124,11 +124,12 @@ logs() {
 
 # The bundle's own steps are those of every backend: the node agent, then scratch on local disks.
 from_bundle() {
-  # The agent may wait for a mount, and installs what is missing; node.sh ends it and the user's script before this does.
-  begin_step "node agent and scratch" $((3 * patience))
+  # The agent may wait for a mount, and installs what is missing; node.sh ends it, the mounts of buckets and the user's script
+  # before this does.
+  begin_step "node agent and scratch" $((4 * patience))
   export LUSTRAIN_WAIT_SECONDS="${LUSTRAIN_WAIT_SECONDS:-30}"
   # shellcheck disable=SC2016 # the inner bash expands it
-  retry 1 $((3 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
+  retry 1 $((4 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
 }
 
 # A node takes jobs once its file systems and settings are there. What the agent logs is in this log; its report is not.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.config import ClusterSpec, Group
+from infra.config import LOGIN, ClusterSpec, Group
 from infra.plan.nodes.clients import lustre_interfaces, module_options
 from infra.plan.nodes.controller import host
 from infra.plan.nodes.document import node_document
@@ -71,7 +71,8 @@ def facts(
         "runs_uri": runs_uri(spec, place),
         "lustre": config.mount_path if lustre and config else None,
         "home": spec.storage.home.mount_path if home and spec.storage.home else None,
-        "interruption_queue": queue_url or None,
+        # A login's role may not read it.
+        "interruption_queue": (queue_url or None) if group.role != LOGIN else None,
         "slurm": _slurm(spec, group, slurm) if slurm else None,
     }
 

@@ -41,6 +41,7 @@ class OpenZfsPlan:
 
     capacity_gib: int
     throughput_mb_s: int
+    kms_key: str | None = None
     deployment: Literal["SINGLE_AZ_HA_2"] = "SINGLE_AZ_HA_2"
     backup_days: int = BACKUP_DAYS
     export_options: tuple[str, ...] = ("rw", "crossmnt", "no_root_squash")
@@ -59,6 +60,7 @@ class EfsPlan:
     backup: bool
     to_infrequent_access: str | None
     """EFS's own word for the days, such as AFTER_30_DAYS."""
+    kms_key: str | None = None
     throughput: Literal["elastic"] = "elastic"
 
 
@@ -77,11 +79,14 @@ def home(spec: ClusterSpec) -> OpenZfsPlan | EfsPlan | None:
     if config is None or config.existing is not None:
         return None
     if config.type == "openzfs":
-        return OpenZfsPlan(capacity_gib=config.capacity_gib, throughput_mb_s=config.throughput_mb_s)
+        return OpenZfsPlan(
+            capacity_gib=config.capacity_gib, throughput_mb_s=config.throughput_mb_s, kms_key=config.kms_key
+        )
     return EfsPlan(
         zones=(spec.zone_id, *spec.other_zones),
         backup=config.backup,
         to_infrequent_access=_after(config.infrequent_access_days),
+        kms_key=config.kms_key,
     )
 
 
@@ -101,6 +106,14 @@ def mounted_by_bundle(spec: ClusterSpec) -> NfsMount | None:
     return nfs_mount(config)
 
 
+def mount_options(spec: ClusterSpec) -> tuple[str, ...]:
+    """Return the options with which nodes mount their homes; none where HyperPod mounts them, with its own."""
+    config = spec.storage.home
+    if config is None or (spec.hyperpod and mounted_by_bundle(spec) is None):
+        return ()
+    return tuple(OPTIONS[config.type].split(","))
+
+
 def violations(storage: Storage) -> tuple[Problem, ...]:
     """Return the settings of the home file system that AWS refuses or that have no meaning, and mounts that hide something."""
     if (config := storage.home) is None:
@@ -110,15 +123,16 @@ def violations(storage: Storage) -> tuple[Problem, ...]:
 
 def _keys(config: Home) -> Iterator[Problem]:
     """Keys that would be ignored: those of the other type, and those of a new file system beside an existing one."""
-    for kind, keys in KEYS_OF.items():
-        for key in keys if config.existing or kind != config.type else ():
-            if key not in config.model_fields_set:
-                continue
-            why = f"is not a key of type {config.type}, which has {' and '.join(KEYS_OF[config.type])}"
-            fix = "remove the key, or set the other type"
-            if config.existing:
-                why, fix = "is for a new file system, and the existing one is used as it is", "remove the key"
-            yield finding(f"storage.home.{key}", why, fix, code="FSX-018")
+    of_new = (*(key for keys in KEYS_OF.values() for key in keys), "kms_key")
+    of_others = [key for kind, keys in KEYS_OF.items() if kind != config.type for key in keys]
+    for key in of_new if config.existing else of_others:
+        if key not in config.model_fields_set:
+            continue
+        why = f"is not a key of type {config.type}, which has {' and '.join(KEYS_OF[config.type])}"
+        fix = "remove the key, or set the other type"
+        if config.existing:
+            why, fix = "is for a new file system, and the existing one is used as it is", "remove the key"
+        yield finding(f"storage.home.{key}", why, fix, code="FSX-018")
 
 
 def _throughput(config: Home) -> Iterator[Problem]:

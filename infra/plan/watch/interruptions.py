@@ -246,7 +246,7 @@ def _from_sagemaker(kind: str, detail: Mapping[str, Any]) -> dict[str, Any]:
 
 def _group_prefixes(spec: ClusterSpec) -> list[str]:
     """Auto Scaling groups are called `<cluster>-<group>-…`; a bare `<cluster>-` would take those of `<cluster>-2` too."""
-    return [f"{spec.name}-{group.name}-" for group in spec.groups]
+    return [f"{spec.name}-{group.name}-" for group in spec.workers]
 
 
 def _of_reservations(spec: ClusterSpec) -> dict[str, Any]:

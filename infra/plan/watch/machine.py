@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.config import MONITOR, ClusterSpec
+from infra.config import CONTROLLER, MONITOR, ClusterSpec
 from infra.plan import nodes
 from infra.plan.nodes.bundle import Bundle, BundleFile, bundle_of
 from infra.plan.nodes.machine import MachinePlan, machine_image
@@ -102,6 +102,7 @@ def settings(spec: ClusterSpec, place: Place) -> MonitorSettings:
         hyperpod_cluster=spec.name if spec.hyperpod else "",
         gpus_per_node=ranks_per_node(spec),
         proxied=spec.network.proxy is not None,
+        rankless=tuple(sorted({CONTROLLER, MONITOR, *(group.name for group in spec.groups if group.role != "worker")})),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
+from infra.config import CONTROLLER, MONITOR
 from infra.plan.nodes.proxy import ENVIRONMENT
 from infra.plan.watch import alert_rules, dashboards
 from lustrain.problem import UserError, problem
@@ -58,9 +59,6 @@ MESSAGE = """\
 GPU_TYPES = r"(ml\.)?(p|g|gr)[0-9].*"
 """EC2's families with NVIDIA GPUs, also by HyperPod's names of types
 (https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html)."""
-NOT_WORKERS = "controller|monitor"
-"""Groups of one machine each, on which no rank runs."""
-
 Subject = Literal["*", "topic", "workspace", "hyperpod_cluster"]
 
 
@@ -71,7 +69,7 @@ class MonitorSettings:
     `workspace_url` is the AMP workspace's base with a slash at the end, as `aps:DescribeWorkspace` gives it
     (`prometheusEndpoint`); empty without one. `hyperpod_cluster` is the name or ARN that `sagemaker list-cluster-nodes` takes.
     `trainer_port` is `[metrics] prometheus_port` of a run (docs/metrics.md); rank k of a node listens on that port + k.
-    `proxied`: AWS is reached through the proxy of `ENVIRONMENT`.
+    `rankless` are the groups on which no rank runs. `proxied`: AWS is reached through the proxy of `ENVIRONMENT`.
     """
 
     cluster: str
@@ -87,6 +85,7 @@ class MonitorSettings:
     trainer_port: int = 28400
     gpus_per_node: int = 8
     proxied: bool = False
+    rankless: tuple[str, ...] = (CONTROLLER, MONITOR)
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def _scrapes(settings: MonitorSettings) -> list[dict[str, Any]]:
     node's ranks become the one job `run` by a label."""
     discovery = _discovery(settings)
     gpus = {"source_labels": [discovery.type], "regex": GPU_TYPES, "action": "keep"}
-    workers = {"source_labels": [discovery.group], "regex": NOT_WORKERS, "action": "drop"}
+    workers = {"source_labels": [discovery.group], "regex": "|".join(settings.rankless), "action": "drop"}
     run = {"target_label": "job", "replacement": "run"}
     ranks = range(settings.gpus_per_node)
     return [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from infra.config import ClusterSpec, Group
+from infra.config import LOGIN, ClusterSpec, Group
 from infra.plan.nodes.logs import LogGroupPlan, carries_logs, log_groups
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage.lustre import lustre_plan
@@ -127,7 +127,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         *([_monitor_alarm(spec)] if spec.monitor else []),
         *_nat_alarms(spec),
         _dead_letters_alarm(spec),
-        *([_queue_alarm(spec, groups)] if spec.alarms.unread_notices else []),
+        *([_queue_alarm(spec)] if spec.alarms.unread_notices else []),
     )
     names = bucket_names(spec, place)
     return ObservabilityPlan(
@@ -275,13 +275,16 @@ def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
     resume = "aws autoscaling resume-processes --auto-scaling-group-name {id}"
     reason = "aws autoscaling describe-scaling-activities --auto-scaling-group-name {id}"
+    harm = "A run that needs all of them cannot start or go on"
+    if group.role == LOGIN:
+        harm = "Jobs can still be submitted on Slurm's controller"
     zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
     return Alarm(
         name=f"{spec.name}-{group.name}-incomplete",
         subject=f"group:{group.name}",
         description=(
             f"Group {group.name} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes{silent}. "
-            "A run that needs all of them cannot start or go on. The group keeps trying, for about a day while nothing comes "
+            f"{harm}. The group keeps trying, for about a day while nothing comes "
             f"(then: {resume}), and the nodes that it has are billed. First: {reason} gives the reason. To stop paying "
             f"meanwhile: {zero}"
         ),
@@ -394,12 +397,13 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
     )
 
 
-def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
+def _queue_alarm(spec: ClusterSpec) -> Alarm:
     """For a queue that runs read. Rules of EC2 pass the notices of the whole account, also while this cluster has no node and
     so no run: silent then. What readers took three times and left is not in the age (`interruptions.py`).
 
     More groups than an alarm can count, or nodes of HyperPod, which have no such count: the age alone.
     """
+    groups = () if spec.hyperpod else tuple(f"group:{group.name}" for group in spec.workers)
     counted = groups if len(groups) <= COUNTED_GROUPS else ()
     nodes = tuple(
         Metric(

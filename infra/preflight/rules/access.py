@@ -38,9 +38,14 @@ ROLE_CHARACTERS = 10_240
 RULES = Family()
 
 
+def _file_system_keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    for name, system in (("lustre", spec.storage.lustre), ("home", spec.storage.home)):
+        if system and system.kms_key:
+            yield f"storage.{name}.kms_key", system.kms_key
+
+
 def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    if spec.storage.lustre and spec.storage.lustre.kms_key:
-        yield "storage.lustre.kms_key", spec.storage.lustre.kms_key
+    yield from _file_system_keys(spec)
     if spec.buckets.kms_key:
         yield "buckets.kms_key", spec.buckets.kms_key
     for index, association in enumerate(spec.storage.lustre.associations if spec.storage.lustre else ()):
@@ -91,14 +96,13 @@ def key_region(spec: ClusterSpec, context: Context) -> Problems:
     judgement=True,
 )
 def key_alias(spec: ClusterSpec, context: Context) -> Problems:
-    key = spec.storage.lustre.kms_key if spec.storage.lustre else None
-    if key and ":alias/" in key:
-        fix = "write the ARN of the key that it names"
-        yield finding("storage.lustre.kms_key", f"{key} is an alias, and the key of a file system cannot change", fix)
+    fix = "write the ARN of the key that it names"
+    for path, key in _file_system_keys(spec):
+        if ":alias/" in key:
+            yield finding(path, f"{key} is an alias, and the key of a file system cannot change", fix)
     for path, key in _volume_keys(spec):
         if ":alias/" in key:
-            message = f"{key} is an alias, and roles and grants are given for a key"
-            yield finding(path, message, "write the ARN of the key that it names")
+            yield finding(path, f"{key} is an alias, and roles and grants are given for a key", fix)
 
 
 @RULES.add("IAM-004", "ARNs are of the partition that the cluster is in (aws, aws-cn, aws-us-gov).", ARNS)

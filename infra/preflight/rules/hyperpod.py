@@ -47,7 +47,7 @@ def logins(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "HYP-003",
-    "Controllers and logins exist with hyperpod-slurm only; elsewhere all groups are workers.",
+    "Controllers exist with hyperpod-slurm only, logins also on EC2 with a scheduler; elsewhere all groups are workers.",
     "infra/config.py",
     essential=True,
 )
@@ -55,9 +55,9 @@ def roles(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend == "hyperpod-slurm":
         return
     for path, group in groups(spec):
-        if group.role != "worker":
+        if group.role != "worker" and not spec.is_login(group):
             message = f"{group.role!r} has no meaning with backend {spec.backend}"
-            own = " (scheduler: {type: slurm} makes a controller)" if spec.backend == "ec2" else ""
+            own = " (scheduler: {type: slurm} makes a controller, and takes logins)" if spec.backend == "ec2" else ""
             yield finding(f"{path}.role", message, f"remove the group{own}, or choose backend: hyperpod-slurm")
 
 

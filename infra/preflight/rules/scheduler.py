@@ -14,13 +14,16 @@ RESERVED = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reserva
 KERNEL_WITHOUT_CLIENT = "7.0"
 """Of Ubuntu 24.04's images since September 2026
 (https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html).
-AWS builds a client for each kernel (CLIENTS); the newest for 24.04 that we know of is for 6.17."""
+AWS builds a client for each kernel (CLIENTS); the newest for 24.04 that we know of is for 6.17, looked for again on 27
+November 2026."""
 TAKEN = {
     CONTROLLER: "the group of Slurm's controller",
     "default": "a word of slurm.conf",
     "all": "a word of slurm.conf",
 }
 """Names with a meaning of their own beside those of groups and partitions (CONF: PartitionName, Nodes)."""
+OF_WORKERS = ("efa", "placement")
+"""Keys of a group that do nothing on a login, where no rank runs."""
 RULES = Family()
 
 
@@ -99,3 +102,16 @@ def idle_without_effect(spec: ClusterSpec, context: Context) -> Problems:
         yield finding(
             "scheduler.idle_minutes", message, "set min_count: 0 where machines shall come with jobs, or remove it"
         )
+
+
+@RULES.add("SLM-009", "Login machines are on demand, and have only keys that do something there.", OURS, judgement=True)
+def odd_login(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if not spec.is_login(group):
+            continue
+        if group.capacity.mode not in ("on-demand", "spot"):
+            message = f"a {group.capacity.mode} is bought for nodes that compute, and a login would take one of them"
+            yield finding(f"{path}.capacity.mode", message, "set mode: on-demand")
+        for key in OF_WORKERS:
+            if key in group.model_fields_set:
+                yield finding(f"{path}.{key}", "does nothing on a login: no rank runs there", "remove it")

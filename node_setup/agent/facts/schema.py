@@ -433,6 +433,8 @@ class NodeFacts(TypedDict):
     """It is None where the stack has no Slurm."""
     environment: list[Variable]
     files: dict[str, FileFacts | None]
+    s3_units: dict[str, str]
+    """The mount point of a bucket stands by its unit's name."""
     """It holds `owned.PATHS`, `owned.NOTES` and the wanted mount units; None for a file that is not there."""
     disk: dict[str, DiskSpace | None]
     """Paths are / and /etc."""

@@ -27,6 +27,7 @@ KINDS = {
     "lustre-mount": "lustre.mount",
     "lustre-stripe": "lustre.stripe",
     "lustre-parameter": "lustre.parameter",
+    "s3-mounts": "s3_mounts",
     "agent": "agent",
     "metrics-timer": "metrics_timer",
     "pending": "pending",

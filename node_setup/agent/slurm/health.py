@@ -13,7 +13,7 @@ from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Facts, Request
 from node_setup.agent.verify.result import Result, drain
 from node_setup.agent.verify.slurm import NODE_CHECK
 
-SHARED = frozenset({"clock", "lustre-stripes", "lustre-targets", "s3-mounts", NODE_CHECK})
+SHARED = frozenset({"clock", "home-mount", "lustre-stripes", "lustre-targets", "s3-mounts", NODE_CHECK})
 """Checks that fail on all nodes at once, where the file system, a bucket or the source of time is at fault, or where a mount
 was added that running nodes do not have: every node would be drained, and stay so until a person resumes each. munge and
 Slurm bear clocks that are far more off than the check allows."""

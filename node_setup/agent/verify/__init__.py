@@ -12,15 +12,27 @@ from lustrain.problem import UserError, problem
 from lustrain.status import Status
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Facts, Request
-from node_setup.agent.verify import clock, efa, first_boot, gpu, hardware, lustre, probes, settings, slurm, storage
+from node_setup.agent.verify import (
+    clock,
+    efa,
+    first_boot,
+    gpu,
+    hardware,
+    home,
+    lustre,
+    probes,
+    settings,
+    slurm,
+    storage,
+)
 from node_setup.agent.verify.digest import digest
 from node_setup.agent.verify.expected import ExpectedHardware, expected_hardware
 from node_setup.agent.verify.result import HYPERPOD, READY, Result, drain, fact_at, to_json, worst
 
 VERSION = 1
 TIERS = ("facts", "fast")
-"""`facts` only reads; `fast` also writes to Lustre, which takes a few seconds and fits a Slurm prolog."""
-TOPICS = (first_boot, hardware, gpu, efa, lustre, slurm, clock, storage)
+"""`facts` only reads; `fast` also writes to Lustre and to a home, which takes a few seconds and fits a Slurm prolog."""
+TOPICS = (first_boot, hardware, gpu, efa, lustre, home, slurm, clock, storage)
 
 Check = Callable[[Facts, ExpectedHardware, Request], Result]
 
@@ -34,6 +46,7 @@ def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tu
     results += _all_timed("settings", lambda: settings.check_all(facts, request))
     if tier == "fast":
         results += _all_timed("lustre-write", lambda: probes.write_probe(host, facts, want, request))
+        results += _all_timed("home-write", lambda: home.write_probe(host, facts, want, request))
     ready = all(result.status in READY for result in results)
     first = worst(results)
     answer = {

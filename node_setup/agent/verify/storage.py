@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lustrain.status import Status
+from node_setup.agent.kinds.s3_mounts import left_over
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import ExpectedHardware
 from node_setup.agent.verify.result import REBOOT, Result, fact_at, unread_result
@@ -64,7 +65,8 @@ def disk(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
 def s3_mounts(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     """Check that the cluster's buckets are mounted: a job would write into an empty folder of the root disk otherwise."""
     paths, mounts = request.document.get("s3_mounts") or (), fact_at(facts, "mounts")
-    if not paths:
+    removed = ", ".join(f"{unit} at {point}" for unit, point in left_over(facts, request).items())
+    if not paths and not removed:
         return Result("s3-mounts", Status.SKIPPED, "the cluster mounts no buckets")
     if mounts is None:
         return unread_result("s3-mounts", facts, "mounts", "mounts")
@@ -72,6 +74,8 @@ def s3_mounts(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
     if absent := [path for path in paths if path not in there]:
         fix = "`journalctl -u 'lustrain-s3-*'` says why; replace a node that is older than the mount"
         return Result("s3-mounts", Status.FAILED, f"no bucket is mounted at {', '.join(absent)}; fix: {fix}")
+    if removed:
+        return Result("s3-mounts", Status.WARNING, f"the cluster no longer has {removed}; fix: fab node-tune")
     return Result("s3-mounts", Status.OK, f"mounted: {', '.join(paths)}")
 
 

@@ -44,6 +44,8 @@ _DOCUMENT = {
     "lustre": _Shape("an object or null", dict, null=True),
     "mount": _Shape("an object or null", dict, null=True),
     "tuning": _Shape("an object", dict, null=True),
+    "s3_mounts": _Shape("a list of texts", list, str, null=True),
+    "home": _Shape("an object or null", dict, null=True),
 }
 _TUNING = {
     "profiles": _Shape("an object of texts", dict, str, null=True),
