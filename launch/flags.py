@@ -84,7 +84,7 @@ class StatusFlags:
 @dataclass(frozen=True)
 class ReportFlags:
     run: str = flag(help=RUN)
-    output: str = flag("report.md", "the page to write; its plot gets the same name (report.md)")
+    output: str = flag("report.md", "the page to write: .md, its plot beside it, or .html, all in one file (report.md)")
     prometheus: str | None = flag(
         None, "address of a Prometheus with the alert rules, to show which alerts fired and when"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import status
+from launch.report_page import Page, html, markdown, text
 from launch.runs import read_record
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
@@ -27,6 +28,8 @@ CAUSES: Mapping[int | None, str] = {EXIT_PEERS: "a lost node", EXIT_REQUEUE: STO
 one that makes way for more nodes GROWTH."""
 ENDS, BETWEEN = "ends and rollbacks", "between launches"
 """Parts of a run's time: what is left of its launches, and what passed between them."""
+SUFFIXES = (".md", HTML := ".html")
+HEADS = ("where the time went", "seconds", "share")
 GONE_S = 3600.0
 """Seconds without a record of a step or an event after which the launcher of a launch without an end is taken for gone. Starts
 and saves write one much sooner."""
@@ -148,12 +151,13 @@ def share_of_useful_steps(
 
 
 def make(store: ObjectStore, output: Path, prometheus: str | None = None) -> tuple[list[str], dict[str, Any]]:
-    """Write the page to `output` and the plot beside it; return the page's lines and its data. UserError.
+    """Write the page to `output`, and with Markdown the plot beside it; return the page's lines and its data. UserError.
 
     `prometheus` is the address of one that knows which alerts fired meanwhile.
     """
-    if output.suffix != ".md":
-        raise UserError(problem("--output", str(output), "is not a page", allowed="a name that ends with .md"))
+    if output.suffix not in SUFFIXES:
+        allowed = f"a name that ends with {' or '.join(SUFFIXES)}"
+        raise UserError(problem("--output", str(output), "is not a page", allowed=allowed))
     if not output.parent.is_dir():
         raise UserError(problem("--output", str(output), "is in no folder", fix=f"mkdir -p {output.parent}"))
     state = status.read(store, read_record(store, REQUEST))
@@ -165,31 +169,45 @@ def make(store: ObjectStore, output: Path, prometheus: str | None = None) -> tup
     whole = sum(part.seconds for part in parts)
     began = run_began(launches[0]["started"] if launches else None, () if launches else read_events(store))
     share = None if began is None else share_of_useful_steps(launches, generations, began)
-    rows = [(part.name, part.seconds, part.seconds / whole) for part in parts if part.seconds >= 0.05]
     name = store.uri.rstrip("/").rpartition("/")[2]
     fired = None if prometheus is None else _alerts(prometheus, name, launches, generations, began)
-    picture = _picture(store, output.with_suffix(".png"), began, fired)
-    table = [
-        "| where the time went | seconds | share |",
-        "|---|---|---|",
-        *(f"| {name} | {seconds:,.1f} | {part:.1%} |" for name, seconds, part in rows),
-        f"| all | {whole:,.1f} | |",
-    ]
-    lines = [
-        f"# {name}",
-        "",
-        *(f"- {line}" for line in [*status.lines(state), *lost_launchers(launches)]),
-        *([f"- goodput {share:.1%}: steps that count, of the time since the run began"] if share is not None else []),
-        *([] if fired is None else [f"- alerts: {_alerts_text(fired)}"]),
-        "",
-        *(table if launches else ["It was started by hand: where the rest of the time went is not recorded."]),
-        "",
+    facts = [*status.lines(state), *lost_launchers(launches)]
+    facts += [] if share is None else [f"goodput {share:.1%}: steps that count, of the time since the run began"]
+    facts += [] if fired is None else [f"alerts: {_alerts_text(fired)}"]
+    picture, without_picture = _picture(store, output, began, fired)
+    page = Page(
+        name,
+        tuple(facts),
+        HEADS,
+        _rows(parts, whole) if launches else (),
+        "It was started by hand: where the rest of the time went is not recorded.",
         picture,
-    ]
-    write_whole(output, "\n".join(lines).encode() + b"\n")
+        without_picture,
+    )
+    lines = _write(page, output)
     seconds = {part.name: part.seconds for part in parts}
     data = state | {"seconds": seconds, "goodput": share, "page": str(output)}
     return lines, data if fired is None else data | {"alerts": [asdict(one) for one in fired]}
+
+
+def _rows(parts: Sequence[Part], whole: float) -> tuple[tuple[str, ...], ...]:
+    rows = [
+        (part.name, f"{part.seconds:,.1f}", f"{part.seconds / whole:.1%}") for part in parts if part.seconds >= 0.05
+    ]
+    return (*rows, ("all", f"{whole:,.1f}", ""))
+
+
+def _write(page: Page, output: Path) -> list[str]:
+    """Write the page, and the picture that Markdown shows; return the lines for a terminal. OSError."""
+    if output.suffix == HTML:
+        write_whole(output, html(page).encode())
+        return text(page)
+    beside = output.with_suffix(".png")
+    lines = markdown(page, beside.name)
+    if page.picture is not None:
+        write_whole(beside, page.picture)
+    write_whole(output, "\n".join(lines).encode() + b"\n")
+    return lines
 
 
 def _alerts(
@@ -215,11 +233,12 @@ def _alerts_text(fired: Sequence[Firing]) -> str:
     return "; ".join(texts) or "none fired"
 
 
-def _picture(store: ObjectStore, path: Path, began: float | None, fired: Sequence[Firing] | None) -> str:
-    """Draw the run; return the line that shows it, or says why there is none."""
-    from trainer.metrics.plot import draw_run, output_problems
+def _picture(
+    store: ObjectStore, output: Path, began: float | None, fired: Sequence[Firing] | None
+) -> tuple[bytes | None, str]:
+    """Draw the run as PNG; None where it cannot be drawn, and why."""
+    from trainer.metrics.plot import output_problems, png, run_figure
 
-    if problems := output_problems(path):
-        return f"No plot: {problems[0]}"
-    draw_run(store, path, began=began, alerts=fired)
-    return f"![loss, throughput and goodput over the steps]({path.name})"
+    if problems := output_problems(output.with_suffix(".png")):
+        return None, f"No plot: {problems[0]}"
+    return png(run_figure(store, began=began, alerts=fired)[1]), ""

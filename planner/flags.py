@@ -43,6 +43,7 @@ class RunCostFlags:
     stack: str | None = flag(None, STACK)
     group: str | None = flag(None, "the Cluster's group of workers; else its only one")
     region: str | None = flag(None, "region whose prices count; else the Cluster's (us-east-1)")
+    online: bool = flag(False, "ask AWS what such a node costs today, on demand or on spot (read-only)")
     json: bool = flag(False, JSON)
 
 

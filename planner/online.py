@@ -1,11 +1,14 @@
-"""`--online`: prices of today for a plan, and a history of spot prices, by the one module of this room that asks AWS."""
+"""`--online`: prices of today for a plan or a run, and histories of spot prices, by the one module here that asks AWS."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from infra import clock
-from infra.preflight.online.prices import LONGEST_DAYS, Connect, connect, machine_prices, spot_history
+from infra.aws import connect
+from infra.catalog.prices import Price
+from infra.prices_online import LONGEST_DAYS, Connect, on_demand_prices, spot_history, spot_prices
 from lustrain.flags import number
 from lustrain.problem import UserError, problem
 from planner.flags import SpotAdviceFlags
@@ -14,12 +17,25 @@ from planner.request import region_of
 from planner.spot import Change, is_type, read_changes
 
 DAYS = "30"
+PRICES_OF = {"on-demand": on_demand_prices, "spot": spot_prices}
+"""The ways to pay whose prices AWS is asked for."""
 
 
 def with_prices_of_today(request: Request, *, connect: Connect = connect) -> Request:
     """Return the request with AWS's prices of its nodes on demand and on spot. UserError where AWS does not answer."""
-    today = machine_prices([request.node.type], request.region, clock.now(), spot=True, connect=connect)
-    return replace(request, today=today)
+    asked = [request.node.type], request.region, clock.now()
+    return replace(request, today=on_demand_prices(*asked, connect=connect) | spot_prices(*asked, connect=connect))
+
+
+def prices_of_today(
+    mode: str, type_name: str, region: str, *, connect: Connect = connect
+) -> Mapping[str, Price | None]:
+    """Return AWS's price of nodes that are paid in this way. UserError where it tells none, or does not answer."""
+    if mode not in PRICES_OF:
+        why = f"AWS is not asked what nodes cost that are paid as {mode}"
+        fix = f"leave out --online, or --price {mode}=USD instead"
+        raise UserError(problem("--online", True, why, allowed=", ".join(PRICES_OF), fix=fix))
+    return PRICES_OF[mode]([type_name], region, clock.now(), connect=connect)
 
 
 def changes_of(flags: SpotAdviceFlags, *, connect: Connect = connect) -> list[Change]:

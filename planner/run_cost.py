@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from infra.catalog.instances import instance, snapshot
+from infra.catalog.prices import Price
 from launch.report import lost_launchers, with_ends
 from launch.request import uri_of
 from launch.runs import open_existing_run
@@ -26,9 +27,13 @@ from trainer.metrics.reader import read_generations
 from trainer.run import journal
 from trainer.storage import ObjectStore
 
+AskPrices = Callable[[str, str, str], Mapping[str, Price | None]]
+"""Prices of today by the way to pay, the type and the region of a node."""
 
-def run_cost(flags: RunCostFlags) -> tuple[list[str], dict[str, Any]]:
-    """Return what a run has cost, as lines and as data. UserError where its nodes have no price, or it has not trained."""
+
+def run_cost(flags: RunCostFlags, ask: AskPrices | None = None) -> tuple[list[str], dict[str, Any]]:
+    """Return what a run has cost, as lines and as data; `ask` is for --online. UserError where its nodes have no price, or it
+    has not trained."""
     cluster = deployed.cluster(flags.cluster, flags.stack)
     group = None if flags.instance_type and not flags.group else group_of(flags.group, cluster)
     type_name = type_of(flags.instance_type, group).removeprefix("ml.")
@@ -37,10 +42,14 @@ def run_cost(flags: RunCostFlags) -> tuple[list[str], dict[str, Any]]:
         raise UserError(problem("--instance-type", type_name, "is not in the catalogue of instance types", fix=fix))
     prices = prices_of(flags.price)
     mode = _mode(flags.paid, prices, cluster, group)
-    rate = _rate(mode, type_name, region_of(flags.region, cluster), prices)
+    if ask is not None and mode in prices:
+        why = f"AWS is not asked for a price that --price {mode}=… gives"
+        raise UserError(problem("--online", True, why, fix="leave one of them out"))
     store = open_existing_run(uri_of(flags.run, cluster, Path.cwd()))
     generations = read_generations(store)
     launches = with_ends(store, journal.read(store), generations, time.time())
+    region = region_of(flags.region, cluster)
+    rate = _rate(mode, type_name, region, prices, {} if ask is None else ask(mode, type_name, region))
     cost = _spent(store, launches, generations, rate)
     data = asdict(cost) | {"rate": asdict(rate), "type": type_name}
     return [*_lines(store, cost, type_name, rate), *lost_launchers(launches)], data
@@ -64,10 +73,12 @@ def _mode(paid: str | None, prices: Mapping[str, float], cluster: Cluster | None
     return mode
 
 
-def _rate(mode: str, type_name: str, region: str, prices: Mapping[str, float]) -> Rate:
-    rate = rates(type_name, region, prices)[MODES.index(mode)]
+def _rate(
+    mode: str, type_name: str, region: str, prices: Mapping[str, float], today: Mapping[str, Price | None]
+) -> Rate:
+    rate = rates(type_name, region, prices, today)[MODES.index(mode)]
     if rate.usd_hour is None:
-        why = f"no price of a {type_name} paid so is known"
+        why = f"AWS sells no {type_name} in {region} so" if today else f"no price of a {type_name} paid so is known"
         raise UserError(problem("--paid", mode, why, fix=f"--price {mode}=USD"))
     return rate
 

@@ -38,7 +38,11 @@ def run_cost(flags: RunCostFlags) -> TaskResult:
     """Show what a run's nodes have cost so far, what interruptions were of it, and what it costs to its last step."""
     from planner import run_cost as reading
 
-    return TaskResult(*reading.run_cost(flags))
+    if not flags.online:
+        return TaskResult(*reading.run_cost(flags))
+    from planner.online import prices_of_today
+
+    return TaskResult(*reading.run_cost(flags, prices_of_today))
 
 
 @task("spot-advice")

@@ -29,6 +29,7 @@ from infra.plan.place import Place
 from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown
 from infra.plan.watch.grafana import ROLE as GRAFANA_ROLE
+from infra.plan.watch.machine import boot_digits
 from infra.preflight.offline import run_in, run_offline
 from infra.preflight.rule import Context
 from lustrain.cluster import to_json
@@ -135,6 +136,7 @@ def build(plan: Plan) -> dict[str, Any]:
         "slurmState": nodes.controller_state.volume_id if nodes.controller_state else None,
         "monitor": monitor.instance_id if monitor else None,
         "monitorData": monitor.volume_id if monitor else None,
+        "monitorBoot": boot_digits(plan.spec),
         "open": monitor.pages or None if monitor else None,
     }
     return {name: value for name, value in outputs.items() if value is not None}

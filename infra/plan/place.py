@@ -80,6 +80,10 @@ class BucketNames:
         return {"data": self.data, "checkpoints": self.checkpoints}
 
 
+ANYWHERE = Place("us-east-1", "000000000000")
+"""Where two specs or two versions of Lustrain are compared: an update never moves a stack to another region."""
+
+
 def bucket_names(spec: ClusterSpec, place: Place) -> BucketNames:
     """HyperPod's managed policy reads lifecycle scripts from buckets named `sagemaker-…` only."""
     rest = f"{place.account}-{place.region}"

@@ -20,7 +20,8 @@ from infra.plan.roles import roles
 from infra.preflight import stackfile
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, explain_bundle
-from infra.preflight.explain_monitor import workspace_alone
+from infra.preflight.explain_monitor import ANEW as MONITOR_ANEW
+from infra.preflight.explain_monitor import newer_lustrain, workspace_alone
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, run_in
 from infra.preflight.report import rule_lines
 from infra.preflight.rule import Context
@@ -59,7 +60,7 @@ def _findings_offline(stack: stackfile.Stack, moment: datetime) -> list[Problem]
 
 
 def _findings_online(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
-    from infra.preflight.online.client import connect
+    from infra.aws import connect
     from infra.preflight.online.run import run_all
 
     if stack.region is None:
@@ -73,6 +74,7 @@ def changes(stack: str, old: str | None) -> list[Change]:
     after, region = read.spec, read.region or ""
     sha = bundle(after, region=region).sha
     alone: list[Change] = []
+    booted: str | None = None
     if old:
         before = stackfile.read_spec(Path(old))
         was = bundle(before, region=region).sha
@@ -80,8 +82,10 @@ def changes(stack: str, old: str | None) -> list[Change]:
         outputs = deployed.outputs(stack, "spec", "--old FILE")
         before = parse(_as_deployed(outputs["spec"]))
         alone = [workspace_alone(after)] if _switch(outputs["spec"]) else []
-        was = str(outputs.get("bundle", sha))
+        was, booted = str(outputs.get("bundle", sha)), outputs.get("monitorBoot")
     differences = explain(before, after, now())
+    if not any(change.message.endswith(MONITOR_ANEW.message) for change in differences):
+        differences += newer_lustrain(before, after, booted)
     stays = before.controller is not None and after.controller is not None
     # One line about the controller is enough, however many causes it has.
     anew = any(
@@ -129,9 +133,9 @@ def costs(stack: stackfile.Stack, *, online: bool = False) -> Cost:
     UserError where it does not answer."""
     plan = Context.of_region(stack.spec, stack.region, now()).plan
     if online:
-        from infra.preflight.online.prices import machine_prices
+        from infra.prices_online import on_demand_prices
 
-        total = cost(plan, machine_prices(machine_types(stack.spec), plan.place.region, now()))
+        total = cost(plan, on_demand_prices(machine_types(stack.spec), plan.place.region, now()))
     else:
         total = cost(plan)
     return total if stack.region else replace(total, remarks=(*total.remarks, NO_REGION))

@@ -7,13 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from infra.config import ClusterSpec, Group
-from infra.plan.place import Place
 from infra.preflight.change import Change, Effect, shown
 from lustrain.problem import UserError
 
 T = TypeVar("T")
-ANYWHERE = Place("us-east-1", "000000000000")
-"""Both specs are compared there; an update never moves a stack to another region."""
 
 
 def machine(old: ClusterSpec, new: ClusterSpec, before: Group, after: Group, anew: Change) -> Iterator[Change]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from infra.config import ClusterSpec
-from infra.plan.watch.machine import settings, user_data
+from infra.plan.place import ANYWHERE
+from infra.plan.watch.machine import boot_digits, settings, user_data
 from infra.preflight.change import Change, Effect, protected, shown
-from infra.preflight.explain_machine import ANYWHERE, boot, machine, made_anew, volume
+from infra.preflight.explain_machine import boot, machine, made_anew, volume
 
 HERE = "observability"
 VOLUME = "the volume of metrics and dashboards"
@@ -38,6 +39,17 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield from volume(f"{HERE}.monitor.disk_gib", was.monitor.disk_gib, will_be.monitor.disk_gib, growth)
         if settings(old, ANYWHERE) != settings(new, ANYWHERE) or _boot(old) != _boot(new):
             yield replace(made_anew(ANEW, "what the monitor runs changes"), path=HERE)
+
+
+def newer_lustrain(old: ClusterSpec, new: ClusterSpec, booted: str | None) -> list[Change]:
+    """Return what the monitor becomes where this Lustrain boots it otherwise than the one that made it, by the same spec.
+
+    `booted` is the stack's output `monitorBoot`; None of a stack that is older than the output.
+    """
+    now = boot(lambda: boot_digits(old))
+    if None in (booted, now, new.monitor) or now == booted:
+        return []
+    return [replace(made_anew(ANEW, "this Lustrain boots the monitor otherwise than the one that made it"), path=HERE)]
 
 
 def workspace_alone(new: ClusterSpec) -> Change:

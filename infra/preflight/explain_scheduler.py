@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.user_data import user_data
+from infra.plan.place import ANYWHERE
 from infra.preflight.change import Change, Effect, protected
-from infra.preflight.explain_machine import ANYWHERE, boot, machine, made_anew, volume
+from infra.preflight.explain_machine import boot, machine, made_anew, volume
 
 HERE = "scheduler"
 STATE_PATH = "/var/spool/slurmctld"

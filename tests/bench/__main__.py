@@ -27,6 +27,7 @@ BENCHES = {
     "bench_fsdp": "Sharding over two ranks",
     "bench_shards": "Checkpoints of 1,024 ranks",
     "bench_metrics": "Metrics for Prometheus",
+    "bench_alerts": "From a fault to its alert",
     "bench_plan": "Planning a cluster",
     "bench_preview": "Previewing a cluster under the engine",
     "bench_nodes": "Tuning nodes",

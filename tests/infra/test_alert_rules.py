@@ -96,6 +96,7 @@ CASES = {
     ),
     "SavesFailing": Case(_of_run("saves_failed_total", "0x5 1 2 3 3x60"), 8, 40, RANK, before=4),
     "LossNotFinite": Case(_of_run("loss", "2x4 NaN Inf 2x9"), 6, 8, RANK, before=3),
+    "LossSpiked": Case(_of_run("loss", "2x60 4x20 2x60"), 72, 90, RANK, before=64),
     "ThroughputLow": Case(_of_run("tokens_per_second", "1000x89 700x60 1000x60"), 125, 200, {"run": "r"}, before=88),
     "DataSlow": Case(
         _of_run("step_seconds_sum", "0+1x30 31+10x40 431+1x60", ',part="data"')
@@ -146,6 +147,7 @@ CASES = {
         {"run": "r"},
         before=39,
     ),
+    "CapacityEnds": Case(_of_run("deadline_timestamp_seconds", "90000x100 stale"), 62, 110, RANK, before=58),
     "EfaDropsPackets": Case(
         {'lustrain_node_efa_rx_drops_total{device="d"}': "0x9 0+5x20 100x30"}, 25, 45, {"device": "d"}, before=9
     ),
@@ -173,6 +175,17 @@ CASES = {
         before=7,
     ),
     "GpuRemapPending": Case({'lustrain_node_gpu_remap_pending{gpu="2"}': "0x3 1x5 0x9"}, 6, 12, {"gpu": "2"}, before=2),
+    "GpuIdle": Case(
+        {f'DCGM_FI_DEV_GPU_UTIL{{gpu="{gpu}",cluster="c"}}': "98x20 40x40 98x60" for gpu in range(2)}
+        | {
+            'DCGM_FI_DEV_GPU_UTIL{gpu="2",cluster="c"}': "0x120",
+            f'lustrain_tokens_total{{{RUN},cluster="c"}}': "0+600x120",
+        },
+        45,
+        80,
+        {"cluster": "c"},
+        before=20,
+    ),
     "LustreFull": Case(_on_each_node("lustre_fullest_target_ratio", "0.85x5 0.86x9 0.5x9"), 12, 18, before=5),
     "LustreTargetLost": Case(
         _on_each_node("lustre_targets", "0x5 1x9 0x9", 'state="silent"')
@@ -189,6 +202,7 @@ CASES = {
         20,
         before=5,
     ),
+    "LustreSlow": Case(_on_each_node("lustre_timeouts_total", "0x5 0+3x20 60x40"), 15, 48, before=5),
     "ClockOff": Case({"lustrain_node_clock_offset_seconds": "0.0005x5 -0.002x9 0x9"}, 12, 18, before=5),
     "ScratchMissing": Case({"lustrain_node_scratch_mounted": "1x5 0x9 1x9"}, 12, 18, before=5),
     "NodeDrifted": Case(

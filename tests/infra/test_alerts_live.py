@@ -1,4 +1,5 @@
-"""Real faults make real alerts: Prometheus and Alertmanager watch a run and a node, a webhook hears of each fault and its end.
+"""Real faults make real alerts: Prometheus and Alertmanager watch a run and a node, a webhook hears of each fault and its end,
+and a browser shows both in the report of the run.
 
 All is real: the run with its ranks and its S3 server, node_exporter on a lab's node, both daemons with the rules of
 `fab alert-rules`. Only the rules' times are shorter, all by TIME_SCALE, as nobody waits for quarters of an hour here.
@@ -11,9 +12,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,10 +28,14 @@ from infra.plan.watch.alert_rules import ALERTS, render
 from rehearsal.lab.node import Node
 from tests.conftest import require
 from tests.infra.test_dashboards_live import free_ports, series
+from tests.lab.browser import WIDTH, Screen
 from tests.lab.faulty_proxy import Answer, FaultyProxy
 from tests.lab.nodes import StartLab
 from tests.lab.servers import S3Place
 from tests.lab.training import ROOT, config
+from trainer.errors import EXIT_REQUEUE
+from trainer.metrics.plot import CUT_COLOURS, LOSS, SHARE, SPEED
+from trainer.metrics.timeline import Cut
 from trainer.node.launcher import LocalJob
 
 pytestmark = pytest.mark.slow
@@ -43,6 +49,9 @@ RANKS = 3
 """From three on a rank can differ from the median."""
 SLOW_S = 0.2
 """Above the 0.05 s from which on a rank that waits for its batches counts as slow."""
+RUN = "watched"
+FIGURE = f"seconds from fault to webhook at {TIME_SCALE:.3f} of the rules' times"
+KEPT = ROOT / ".prove/alerts/report"
 
 
 class Webhook:
@@ -161,7 +170,7 @@ def run(
     weed_s3: S3Place, ports: list[int], rank_files: RankFiles, tmp_path: Path
 ) -> Iterator[tuple[FaultyProxy, LocalJob]]:
     """Three ranks that train without end and save often, each with a port for its metrics; the proxy is before their S3."""
-    (tmp_path / "config.toml").write_text(config(weed_s3.uri("watched"), steps=1_000_000_000, global_batch=2 * RANKS))
+    (tmp_path / "config.toml").write_text(config(weed_s3.uri(RUN), steps=1_000_000_000, global_batch=2 * RANKS))
     sets = (
         f"task.reads={rank_files.folder}",
         f"metrics.prometheus_port={ports[0]}",
@@ -237,6 +246,7 @@ def test_faults_arrive_at_the_webhook_and_clear_when_mended(
     prometheus: str,
     node: Node,
     run: tuple[FaultyProxy, LocalJob],
+    weed_s3: S3Place,
     rank_files: RankFiles,
     webhook: Webhook,
     tmp_path: Path,
@@ -270,17 +280,45 @@ def test_faults_arrive_at_the_webhook_and_clear_when_mended(
     proxy.heal()
     node.exec("rm", f"{FULL}/full")
 
-    job.ranks[1].send_signal(signal.SIGSTOP)
     wait_for("the full disk is mended", lambda: not webhook.firing("DiskFull"), log)
+    job.ranks[1].send_signal(signal.SIGSTOP)
     node.link(False)
     wait_for_alerts("RunStalled", "NodeMissing")
     runbooks = {alert.name: alert.runbook for alert in ALERTS}
     for name in ("RunStalled", "NodeMissing"):
         assert {alert["annotations"]["runbook"] for alert in webhook.firing(name)} == {runbooks[name]}
-    assert {alert["labels"]["run"] for alert in webhook.firing("RunStalled")} == {"watched"}
+    assert {alert["labels"]["run"] for alert in webhook.firing("RunStalled")} == {RUN}
     job.ranks[1].send_signal(signal.SIGCONT)
     node.link(True)
     wait_for("all is quiet again", lambda: not any(map(webhook.firing, faults)), log)
     assert job.running()
     assert not job.failed()
-    record_property(f"seconds from fault to webhook at {TIME_SCALE:.3f} of the rules' times", seconds)
+    record_property(FIGURE, seconds)
+
+    for rank in job.ranks:
+        rank.send_signal(signal.SIGTERM)
+    assert job.wait() == EXIT_REQUEUE
+    report_shows_the_run_in_a_browser(prometheus, weed_s3, faults)
+
+
+def report_shows_the_run_in_a_browser(prometheus: str, s3: S3Place, faults: Sequence[str]) -> None:
+    """The files stay where this fails: the page, what Chromium shows of it, and its log."""
+    shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir(parents=True)
+    page = KEPT / "report.html"
+    words = ["report", s3.uri(RUN), "--output", str(page), "--prometheus", prometheus, "--json"]
+    done = subprocess.run(
+        [f"{sys.prefix}/bin/fab", "-r", str(ROOT), *words],
+        env=os.environ | {"AWS_ENDPOINT_URL": s3.endpoint},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert set(faults) <= {alert["alert"] for alert in json.loads(done.stdout)["alerts"]}
+    screen = Screen(page, KEPT)
+    for colour in (LOSS, SPEED, SHARE):
+        assert screen.extent(colour)[0] > WIDTH / 3, colour
+    # A line through all panels where the run was interrupted, and bars of alerts, which are red.
+    assert screen.extent(CUT_COLOURS[Cut.NOTICE])[1] > WIDTH / 3
+    assert screen.extent(CUT_COLOURS[Cut.LOST])[0] > WIDTH / 10
+    shutil.rmtree(KEPT)

@@ -98,6 +98,7 @@ def prometheus(slurm: tuple[Lab, Slurm], tmp_path: Path) -> Iterator[str]:
         f"metrics.prometheus_port={ports[0]}",
         "metrics.prometheus_address=127.0.0.1",
         "checkpoint.every_steps=2000",
+        "interrupt.deadline=2100-01-01T00:00:00Z",
     )
     commands = (
         [

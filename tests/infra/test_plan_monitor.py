@@ -15,10 +15,12 @@ import pytest
 from infra.local.mocks import Recorder
 from infra.plan.roles import node_role
 from infra.plan.stack import Plan
+from infra.plan.watch import machine
 from infra.plan.watch.machine import user_data
 from infra.preflight import commands, stackfile
 from infra.preflight.change import Effect
 from infra.preflight.explain import explain
+from infra.preflight.explain_monitor import ANEW
 from lustrain import deployed
 from tests.infra.edits import GONE, edited, place, spec_of
 from tests.infra.mistakes import EKS, EXISTING, PROXY, SLURM, SPOT
@@ -139,6 +141,30 @@ def test_a_closed_network_lets_the_monitor_to_aws_only() -> None:
 def test_update_of_the_monitor_is_explained(edits: dict[str, Any], path: str, effect: Effect) -> None:
     changes = explain(spec_of(SPOT, {}), spec_of(SPOT, edits))
     assert (path, effect) in [(change.path, change.effect) for change in changes]
+
+
+def test_newer_lustrain_that_boots_the_monitor_otherwise_is_named(
+    made: tuple[Registered, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Said once, also where an edit makes it anew too; unknown of a stack that is older than the output."""
+    outputs = {name: made[1][name] for name in ("spec", "bundle", "monitorBoot")}
+    monkeypatch.setattr(deployed, "outputs", lambda *_: outputs)
+    assert commands.changes(SPOT, None) == []
+    newer = tmp_path / "monitor_boot.sh"
+    newer.write_text(machine.BODY.read_text() + "true\n")
+    monkeypatch.setattr(machine, "BODY", newer)
+    (change,) = commands.changes(SPOT, None)
+    assert (change.path, change.effect, change.message.endswith(ANEW.message)) == (
+        "observability",
+        Effect.IN_PLACE,
+        True,
+    )
+    edit = {"observability": outputs["spec"]["observability"] | {"monitor": {"retention_days": 90}}}
+    outputs["spec"] = outputs["spec"] | edit
+    assert [change.path for change in commands.changes(SPOT, None)] == ["observability"]
+    del outputs["monitorBoot"]
+    outputs["spec"] = made[1]["spec"]
+    assert commands.changes(SPOT, None) == []
 
 
 def test_workspace_ends_by_hand_only() -> None:

@@ -17,12 +17,13 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
+from infra.aws import Aws
 from infra.catalog.botocore_data import hyperpod_types, partitions, regions
 from infra.catalog.instances import instance
 from infra.local.aws import LocalAws
 from infra.plan.place import Place, dns_suffix, partition_of
 from infra.preflight.offline import LAST_OFFLINE
-from infra.preflight.online.client import Aws, check_online
+from infra.preflight.online.answers import check_online
 from infra.preflight.online.instances import quota_of
 from infra.preflight.online.run import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context

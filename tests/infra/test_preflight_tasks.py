@@ -15,13 +15,13 @@ from botocore.exceptions import EndpointConnectionError
 from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 
+from infra import aws as aws_clients
 from infra import tasks
+from infra.aws import Aws
 from infra.finding import finding
 from infra.plan.nodes.bundle import bundle
 from infra.preflight import report, stackfile
 from infra.preflight.offline import OFFLINE
-from infra.preflight.online import client
-from infra.preflight.online.client import Aws
 from infra.preflight.online.run import ONLINE
 from lustrain import deployed as deployment
 from tests.infra.edits import STACKS, config, spec_of
@@ -228,7 +228,7 @@ def test_without_an_endpoint_all_questions_are_one_line_and_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
-    monkeypatch.setattr(client, "connect", lambda region: Aws(region, lambda service: Unreachable(down)))
+    monkeypatch.setattr(aws_clients, "connect", lambda region: Aws(region, lambda service: Unreachable(down)))
     with pytest.raises(Exit) as ended:
         tasks.preflight(Invocation(), stack="rehearsal", online=True)
     assert ended.value.code == 3

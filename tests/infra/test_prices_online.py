@@ -13,12 +13,12 @@ from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 from botocore.stub import Stubber
 from moto import mock_aws
 
+from infra.aws import Aws
 from infra.catalog.price_answers import machine_filters, on_demand_price, spot_price
 from infra.catalog.prices import Price
 from infra.plan.cost import cost, machine_types
 from infra.plan.stack import Plan
-from infra.preflight.online.client import Aws
-from infra.preflight.online.prices import machine_prices, spot_history
+from infra.prices_online import on_demand_prices, spot_history, spot_prices
 from lustrain.problem import UserError
 from tests.infra.edits import place, spec_of
 from tests.infra.mistakes import BLOCK, SLURM, SPOT
@@ -101,9 +101,12 @@ def test_both_kinds_of_prices_come_from_all_pages_of_answers() -> None:
         history(change("eu-west-1a", "30.0", 20), change("eu-west-1b", "21.0", 20), more="next"),
         history(change("eu-west-1b", "25.0", 25), token="next"),
     )
-    prices = machine_prices(
-        [P5], "eu-west-1", NOW, spot=True, connect=lambda region: asked.append(region) or connect(region)
-    )
+
+    def ask(region: str) -> Aws:
+        asked.append(region)
+        return connect(region)
+
+    prices = on_demand_prices([P5], "eu-west-1", NOW, connect=ask) | spot_prices([P5], "eu-west-1", NOW, connect=ask)
     assert {name: (one.usd, one.region, one.date) for name, one in prices.items() if one} == {
         P5: (60.5, "eu-west-1", "2026-11-26"),
         f"spot:{P5}": (25.0, "eu-west-1b", "2026-11-26"),
@@ -113,8 +116,8 @@ def test_both_kinds_of_prices_come_from_all_pages_of_answers() -> None:
 
 
 def test_type_that_aws_does_not_sell_has_no_price() -> None:
-    prices = machine_prices([P5], "eu-west-1", NOW, spot=True, connect=connected(products(), history()))
-    assert prices == {P5: None, f"spot:{P5}": None}
+    assert on_demand_prices([P5], "eu-west-1", NOW, connect=connected(products())) == {P5: None}
+    assert spot_prices([P5], "eu-west-1", NOW, connect=connected(history())) == {f"spot:{P5}": None}
 
 
 @pytest.mark.parametrize("name", ["m7i.metal-24xl", "g4dn.metal"])
@@ -137,7 +140,7 @@ def test_bare_metal_is_asked_for_as_it_is_listed(name: str) -> None:
 )
 def test_price_list_of_another_form_is_one_line(answer: dict[str, Any]) -> None:
     with pytest.raises(UserError) as error:
-        machine_prices([P5], "eu-west-1", NOW, connect=connected(("pricing", "get_products", None, answer)))
+        on_demand_prices([P5], "eu-west-1", NOW, connect=connected(("pricing", "get_products", None, answer)))
     (line,) = error.value.problems
     assert (line.path, error.value.exit_code) == ("--online", 1)
 
@@ -154,7 +157,7 @@ def test_price_list_of_another_form_is_one_line(answer: dict[str, Any]) -> None:
 )
 def test_spot_history_of_another_form_is_one_line(row: dict[str, Any]) -> None:
     with pytest.raises(UserError) as error:
-        machine_prices([P5], "eu-west-1", NOW, spot=True, connect=connected(products(item("1")), history(row)))
+        spot_prices([P5], "eu-west-1", NOW, connect=connected(history(row)))
     (line,) = error.value.problems
     assert (line.path, error.value.exit_code) == ("--online", 1)
 
@@ -162,7 +165,7 @@ def test_spot_history_of_another_form_is_one_line(row: dict[str, Any]) -> None:
 def test_pages_that_do_not_end_are_one_line() -> None:
     pages = [products(more="again"), products(token="again", more="again")]
     with pytest.raises(UserError) as error:
-        machine_prices([P5], "eu-west-1", NOW, connect=connected(*pages))
+        on_demand_prices([P5], "eu-west-1", NOW, connect=connected(*pages))
     assert [line.path for line in error.value.problems] == ["--online"]
     assert error.value.exit_code == 1
 
@@ -193,18 +196,19 @@ def test_spot_price_of_0_is_no_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "right"),
+    ("prices", "answer", "right"),
     [
-        ((("pricing", "get_products", None, "AccessDeniedException"),), "pricing:GetProducts"),
+        (on_demand_prices, ("pricing", "get_products", None, "AccessDeniedException"), "pricing:GetProducts"),
         (
-            (products(item("1")), ("ec2", "describe_spot_price_history", None, "UnauthorizedOperation")),
+            spot_prices,
+            ("ec2", "describe_spot_price_history", None, "UnauthorizedOperation"),
             "ec2:DescribeSpotPriceHistory",
         ),
     ],
 )
-def test_missing_right_is_named(answers: Any, right: str) -> None:
+def test_missing_right_is_named(prices: Callable[..., Any], answer: Any, right: str) -> None:
     with pytest.raises(UserError) as error:
-        machine_prices([P5], "eu-west-1", NOW, spot=True, connect=connected(*answers))
+        prices([P5], "eu-west-1", NOW, connect=connected(answer))
     (line,) = error.value.problems
     assert (line.path, line.fix, error.value.exit_code) == ("--online", f"allow {right}", 1)
 
@@ -212,7 +216,7 @@ def test_missing_right_is_named(answers: Any, right: str) -> None:
 @pytest.mark.parametrize("code", ["ExpiredTokenException", "UnrecognizedClientException"])
 def test_refused_credentials_are_named_as_such(code: str) -> None:
     with pytest.raises(UserError) as error:
-        machine_prices([P5], "eu-west-1", NOW, connect=connected(("pricing", "get_products", None, code)))
+        on_demand_prices([P5], "eu-west-1", NOW, connect=connected(("pricing", "get_products", None, code)))
     (line,) = error.value.problems
     assert "AWS_PROFILE" in line.fix
     assert error.value.exit_code == 2
@@ -226,7 +230,7 @@ def test_refused_credentials_are_named_as_such(code: str) -> None:
     ],
 )
 def test_aws_that_does_not_answer_is_one_line(failure: Exception, code: int) -> None:
-    for ask in (lambda connect: machine_prices([P5], "us-east-1", NOW, connect=connect),
+    for ask in (lambda connect: on_demand_prices([P5], "us-east-1", NOW, connect=connect),
                 lambda connect: spot_history([P5], "us-east-1", NOW, 30, connect=connect)):  # fmt: skip
         with pytest.raises(UserError) as error:
             ask(lambda region: broken(failure))
@@ -236,7 +240,7 @@ def test_aws_that_does_not_answer_is_one_line(failure: Exception, code: int) -> 
 @pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1"])
 def test_other_partitions_are_refused_unasked(region: str) -> None:
     with pytest.raises(UserError) as error:
-        machine_prices([P5], region, NOW, connect=connected())
+        on_demand_prices([P5], region, NOW, connect=connected())
     assert [line.path for line in error.value.problems] == ["region"]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import boto3
 import pytest
 
+from infra.aws import Aws
 from infra.config import parse
 from infra.local.aws import LocalAws
 from infra.local.engine import PROGRAM, Engine
-from infra.preflight.online.client import Aws, check_online
+from infra.preflight.online.answers import check_online
 from infra.preflight.online.run import ONLINE
 from infra.preflight.rule import Context
 from tests.infra.edits import edited, place

@@ -55,7 +55,7 @@ GRAFANA = {"$__rate_interval": "1m", "$__range": "1h", "$run": ".*", "$node": ".
 
 def trainer_samples() -> Iterator[Sample]:
     """Yield what rank 0 serves when all has happened that it has metrics for."""
-    sink = PrometheusSink(run="r", rank=0, launch=1, mfu_per_token=1e-9, step_age=lambda: 1.0)
+    sink = PrometheusSink(run="r", rank=0, launch=1, mfu_per_token=1e-9, step_age=lambda: 1.0, deadline=1.0)
     past: Any = SimpleNamespace(began=None, useful_s=0.0, interruptions=0)
     sink.set_past(0, past)
     fields = ("step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "world_size", "attempt")

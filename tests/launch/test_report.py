@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from datetime import UTC, datetime
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.report import GONE_S, account, lost_launchers, make, share_of_useful_steps, with_ends
+from lustrain.problem import UserError
 from trainer.metrics.reader import read_generations
 from trainer.metrics.records import encode
 from trainer.run import journal
@@ -120,6 +124,11 @@ def write_launch(store: ObjectStore, rolls_back: bool = False, **more: Any) -> N
         store.put(f"metrics/{generation:06d}-00000.jsonl", b"".join(map(encode, records)))
 
 
+def with_losses(run: Path) -> None:
+    for path in (run / "metrics").iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"step":', b'"loss":2.0,"tokens_per_second":1.0,"step":'))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "run"))
@@ -159,8 +168,7 @@ def test_launch_closed_by_a_later_one_ends_with_its_record(store: ObjectStore) -
 
 def test_page_counts_an_unended_launchs_steps(store: ObjectStore, tmp_path: Path) -> None:
     write_launch(store)
-    for path in (tmp_path / "run" / "metrics").iterdir():
-        path.write_bytes(path.read_bytes().replace(b'"step":', b'"loss":2.0,"tokens_per_second":1.0,"step":'))
+    with_losses(tmp_path / "run")
     lines, data = make(store, tmp_path / "report.md")
     assert data["seconds"]["progress"] == pytest.approx(1700.0)
     assert data["goodput"] == pytest.approx(1700 / 1900)
@@ -173,3 +181,48 @@ def test_all_generations_of_a_launch_are_counted(store: ObjectStore, ended: dict
     launches, parts = launches_at(store, 3600.0)
     assert parts == pytest.approx({"starts": 200.0, "progress": 1700.0, "repeated steps": 700.0})
     assert share_of_useful_steps(launches, read_generations(store), 1000.0) == pytest.approx(1700 / 2600)
+
+
+class Seen(HTMLParser):
+    """The words of a page, its pictures, and what makes a browser run or load something else."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.pictures: list[bytes] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            kind, _, data = (value or "").partition(",")
+            if (tag, name, kind) == ("img", "src", "data:image/png;base64"):
+                self.pictures.append(b64decode(data, validate=True))
+            elif name in ("src", "href", "style") or name.startswith("on"):
+                self.loads.append(f"{tag} {name}")
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data.strip())
+
+
+def test_html_page_is_one_file_and_runs_nothing(tmp_path: Path) -> None:
+    """The run's name, which also stands in its address, is markup."""
+    name, page = """<script>alert('1')<b>&amp;"x""", tmp_path / "report.html"
+    store = open_store(str(tmp_path / name))
+    write_launch(store, ended=2900.0, code=0, generation=1, start_s=300.0)
+    with_losses(tmp_path / name)
+    lines, data = make(store, page)
+    seen = Seen(page.read_text())
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.html"]
+    assert (data["page"], seen.loads, seen.tags & {"script", "b"}) == (str(page), [], set())
+    assert {name, "progress", "1,700.0", "89.5%"} <= set(seen.words)
+    assert [picture[:8] for picture in seen.pictures] == [b"\x89PNG\r\n\x1a\n"]
+    assert make(store, tmp_path / "report.md")[0] == [*lines, "", ANY]
+
+
+def test_page_of_another_kind_is_refused(store: ObjectStore, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        make(store, tmp_path / "report.pdf")
+    assert [line.path for line in error.value.problems] == ["--output"]

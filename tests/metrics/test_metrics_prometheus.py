@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +80,7 @@ def test_rank_0_serves_what_the_records_say() -> None:
         launch=4,
         mfu_per_token=0.01,
         step_age=lambda: 7.0,
+        deadline=5000.0,
         clock=lambda: now[0],
         monotonic=lambda: now[0],
     )
@@ -104,6 +106,7 @@ def test_rank_0_serves_what_the_records_say() -> None:
     assert (found["step_seconds_sum", "data"], found["step_seconds_sum", "compute"]) == (1.0, 3.0)
     assert (found["step_seconds_count", "blocked"], found["step_seconds_sum", "blocked"]) == (1, 0.25)
     assert found["rank_step_seconds_sum", "compute"] == 3.0
+    assert found["deadline_timestamp_seconds", ""] == 5000.0
     assert (found["saves_failed_total", ""], found["steps_skipped_total", ""]) == (1, 1)
     assert (found["notices_total", ""], found["interruptions", ""], found["checkpoint_step", ""]) == (1, 3, 20)
     assert found["goodput_ratio", ""] == pytest.approx((40 + 2 + 2 + 6) / 100)
@@ -289,6 +292,7 @@ def test_run_is_scraped_while_it_trains(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(ATTEMPT, "2")
     config, hold = write_config(tmp_path, 120, 4), tmp_path / "hold"
     sets = ["metrics.prometheus_port=9400", "metrics.prometheus_address=127.0.0.1", f"task.hold={hold}"]
+    sets += ["interrupt.deadline=2100-01-01T00:00:00Z"]
     seen: list[dict[tuple[str, str], float]] = []
 
     def is_complete(now: dict[tuple[str, str], float]) -> bool:
@@ -310,6 +314,7 @@ def test_run_is_scraped_while_it_trains(tmp_path: Path, monkeypatch: pytest.Monk
     at_99 = records(tmp_path / "run")[98]
     assert (found["loss", ""], found["run_tokens", ""], found["launch", ""]) == (at_99["loss"], at_99["tokens"], 2)
     assert 0 < found["goodput_ratio", ""] < 1
+    assert found["deadline_timestamp_seconds", ""] == datetime(2100, 1, 1, tzinfo=UTC).timestamp()
     assert found["checkpoint_step", ""] in {event["step"] for event in events(tmp_path / "run", "checkpoint_committed")}
     after = read_past(open_store(str(tmp_path / "run")), generation=2, step=100)
     assert after.useful_s == pytest.approx(sum(one["step_seconds"] for one in records(tmp_path / "run")[:100]))

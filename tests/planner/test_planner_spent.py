@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.aws import Aws
 from lustrain.problem import UserError
 from planner.flags import RunCostFlags
+from planner.online import prices_of_today
 from planner.run_cost import run_cost
 from planner.spent import spent
+from tests.infra.test_preflight_online import aws_that_says
+from tests.infra.test_prices_online import P5, change, item
 from tests.planner.requests import CLUSTER, Files
 from trainer.checkpoint.stored_config import encode as encode_config
 from trainer.config import load
@@ -151,6 +156,37 @@ def test_cost_without_a_price_is_one_line(run: str, flags: dict[str, Any], path:
     with pytest.raises(UserError) as error:
         run_cost(RunCostFlags(**{"run": run, "instance_type": "g6e.12xlarge"} | flags))
     assert [line.path for line in error.value.problems] == [path]
+
+
+def test_run_is_priced_by_what_aws_answers_today(run: str) -> None:
+    sold = ("pricing", "get_products", {"FormatVersion": "aws_v1", "PriceList": [item("60.5")]})
+    rows = [change("eu-west-1a", "30.0", 20), change("eu-west-1b", "18.0", 20)]
+    history = ("ec2", "describe_spot_price_history", {"SpotPriceHistory": rows})
+
+    def today(paid: str, *answers: Any) -> dict[str, Any]:
+        ask = partial(prices_of_today, connect=lambda region: aws_that_says(list(answers), region))
+        return run_cost(RunCostFlags(run=run, instance_type=P5, region="eu-west-1", paid=paid), ask)[1]
+
+    assert today("on-demand", sold)["usd"] == pytest.approx(2 * 60.5)
+    spot = today("spot", history)
+    assert spot["usd"] == pytest.approx(2 * 18.0)
+    assert "eu-west-1b" in spot["rate"]["origin"]
+    with pytest.raises(UserError) as error:
+        today("on-demand", ("pricing", "get_products", {"PriceList": []}))
+    assert [line.path for line in error.value.problems] == ["--paid"]
+
+
+@pytest.mark.parametrize(
+    "flags", [{"paid": "capacity-block"}, {"paid": "training-plan"}, {"price": ("on-demand=36",)}], ids=str
+)
+def test_online_is_refused_where_aws_has_nothing_to_say(run: str, flags: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as error:
+        run_cost(RunCostFlags(run=run, instance_type=P5, **flags), partial(prices_of_today, connect=broken_off))
+    assert [line.path for line in error.value.problems] == ["--online"]
+
+
+def broken_off(region: str) -> Aws:
+    raise AssertionError("AWS was asked")
 
 
 def test_run_without_launches_is_one_line(run: str) -> None:

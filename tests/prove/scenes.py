@@ -45,7 +45,7 @@ SCENES = (
     ),
     Scene(
         "alerts",
-        "promtool; Prometheus and Alertmanager watch ranks, their S3 and a lab node, all of which get faults",
+        "promtool; Prometheus and Alertmanager watch ranks, S3 and a lab node, which get faults; Chromium shows the report",
         (
             "tests/infra/test_alert_rules.py::test_each_alert_fires_stays_quiet_and_clears",
             "tests/infra/test_alerts_live.py",

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -61,11 +62,26 @@ def draw_run(
 
     `began` is when its first launch did, in Unix seconds; `alerts` are those that a Prometheus recorded, None without one.
     """
+    story, figure = run_figure(store, began=began, alerts=alerts)
+    write_figure(figure, path)
+    return story
+
+
+def run_figure(
+    store: ObjectStore, *, began: float | None = None, alerts: Sequence[Firing] | None = None
+) -> tuple[Timeline, Figure]:
+    """Return what there is to draw of a run, and the figure, with `began` and `alerts` as in `draw_run`; raises UserError."""
     story = story_of(store, began)
     if not story.steps:
         raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
-    write_figure(draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts), path)
-    return story
+    return story, draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts)
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as the bytes of a PNG file."""
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=DOTS_PER_INCH)
+    return picture.getvalue()
 
 
 def write_figure(figure: Figure, path: Path, flag: str = "--output") -> None:

@@ -54,7 +54,8 @@ class PrometheusSink:
 
     `launch` is the launcher's number for this start; `mfu_per_token` the share of all devices' peak that one token per second
     takes, None where no peak is known; `step_age` gives the seconds of the step in progress, which are not served without it;
-    `clock` gives Unix seconds and `monotonic` those for ages.
+    `deadline` is when the run's capacity ends, in Unix seconds, None where that is not known; `clock` gives Unix seconds and
+    `monotonic` those for ages.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PrometheusSink:
         launch: int | None,
         mfu_per_token: float | None = None,
         step_age: Callable[[], float] | None = None,
+        deadline: float | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +84,7 @@ class PrometheusSink:
         self._data, self._compute = (parts.labels(*labels, part) for part in ("data", "compute"))
         self._run: RunMetrics | None = None
         if rank == 0:
-            self._run = RunMetrics(self.registry, labels, launch, mfu_per_token, step_age, clock, monotonic)
+            self._run = RunMetrics(self.registry, labels, launch, mfu_per_token, step_age, deadline, clock, monotonic)
         self._server: WSGIServer | None = None
 
     def serve(self, address: str, port: int) -> int:
@@ -137,6 +139,7 @@ class RunMetrics:
         launch: int | None,
         mfu_per_token: float | None,
         step_age: Callable[[], float] | None,
+        deadline: float | None,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -178,6 +181,8 @@ class RunMetrics:
         if step_age is not None:
             age = self._gauge("step_age_seconds", "Seconds of the step in progress, 0 between steps")
             age.labels(*labels).set_function(step_age)
+        if deadline is not None:
+            self._gauge("deadline_timestamp_seconds", "End of the run's capacity").labels(*labels).set(deadline)
         self._done_step = self._gauge("done_step", "Step at which the run was done")
         if launch is not None:
             self._gauge("launch", "Number of this launch").labels(*labels).set(launch)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from lustrain.problem import UserError, problem
-from trainer.config import Config
+from trainer.config import Config, parse_time
 from trainer.environment import launch_attempt
 from trainer.interrupt.notice import OnEvent
 from trainer.metrics.cloudwatch import AgentConnection, CloudWatchSink, address_error
@@ -39,6 +39,7 @@ def start_exporter(
         rank=world.rank,
         launch=launch_attempt(),
         step_age=step_age,
+        deadline=None if config.interrupt.deadline is None else parse_time(config.interrupt.deadline),
         mfu_per_token=mfu_per_token(config, world, flops_per_token),
     )
     port = metrics.prometheus_port + world.local_rank

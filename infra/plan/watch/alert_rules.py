@@ -112,6 +112,14 @@ ALERTS = (
         "the newest step's loss is no number, and by bad_loss.action = skip the run goes on without its update",
     ),
     Alert(
+        "LossSpiked",
+        # A loss that may be negative has no half as much again.
+        "avg_over_time(lustrain_loss[5m]) > 1.5 * (quantile_over_time(0.5, lustrain_loss[1h]) > 0)",
+        5,
+        "ticket",
+        "the loss has been half as high again as its median of an hour, for longer than a single bad batch makes it",
+    ),
+    Alert(
         "ThroughputLow",
         "max by (run) (avg_over_time(lustrain_tokens_per_second[15m]))"
         " < 0.8 * max by (run) (max_over_time(avg_over_time(lustrain_tokens_per_second[1h])[1d:10m]))",
@@ -164,6 +172,13 @@ ALERTS = (
         "a launch ended on a notice or was lost; this alert comes with the launch after it, and lasts a quarter of an hour",
     ),
     Alert(
+        "CapacityEnds",
+        "lustrain_deadline_timestamp_seconds - time() < 86400",
+        0,
+        "ticket",
+        "the block, plan or reservation that the run is on ends within a day",
+    ),
+    Alert(
         "EfaDropsPackets",
         "rate(lustrain_node_efa_rx_drops_total[5m]) > 0",
         10,
@@ -199,6 +214,15 @@ ALERTS = (
         "memory rows of a GPU wait for a reset",
     ),
     Alert(
+        "GpuIdle",
+        # A GPU that did nothing at all has no run, or one that starts.
+        "avg by (cluster) (avg_over_time(DCGM_FI_DEV_GPU_UTIL[15m]) > 0) / 100 < 0.9"
+        " and on (cluster) count by (cluster) (rate(lustrain_tokens_total[15m]) > 0)",
+        15,
+        "ticket",
+        "the GPUs that are in use compute for less than nine tenths of the time while a run trains",
+    ),
+    Alert(
         "LustreFull",
         f"max {OF_ALL_NODES} (lustrain_node_lustre_fullest_target_ratio) > 0.85",
         5,
@@ -220,6 +244,14 @@ ALERTS = (
         5,
         "page",
         "so many nodes have lost connections to storage targets, which themselves answer",
+    ),
+    Alert(
+        "LustreSlow",
+        f"count {OF_ALL_NODES} (increase(lustrain_node_lustre_timeouts_total[15m]) > 0)"
+        f" unless on (cluster, job) ({_TARGETS_LOST})",
+        5,
+        "ticket",
+        "requests of so many nodes to storage targets time out, though all targets answer",
     ),
     Alert(
         "ClockOff",

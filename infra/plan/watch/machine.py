@@ -6,6 +6,7 @@ what Prometheus and Grafana keep lies on a volume that moves over.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from pathlib import Path
 
 from infra.config import CONTROLLER, MONITOR, ClusterSpec
 from infra.plan import nodes
-from infra.plan.nodes.bundle import Bundle, BundleFile, bundle_of
+from infra.plan.nodes.bundle import SHA_DIGITS, Bundle, BundleFile, bundle_of
 from infra.plan.nodes.machine import MachinePlan, machine_image
 from infra.plan.nodes.proxy import environment, files
 from infra.plan.nodes.user_data import first_boot
-from infra.plan.place import Place, tags
+from infra.plan.place import ANYWHERE, Place, tags
 from infra.plan.watch.interruptions import topic_name
 from infra.plan.watch.monitor import (
     GPU_PORT,
@@ -129,6 +130,18 @@ def user_data(spec: ClusterSpec, place: Place, *, bundle_uri: str, volume_id: st
         "set -euo pipefail",
     ]
     return first_boot([*first, *lines], BODY)
+
+
+def boot_digits(spec: ClusterSpec) -> str | None:
+    """Return the first digits of the SHA-256 over all that the monitor boots with; None without one. UserError as `monitor`.
+
+    Region and account are left out: where the digits of one spec differ, another Lustrain made them.
+    """
+    plan = monitor(spec, ANYWHERE)
+    if plan is None:
+        return None
+    script = user_data(spec, ANYWHERE, bundle_uri=plan.bundle.sha, volume_id="")
+    return hashlib.sha256(script.encode()).hexdigest()[:SHA_DIGITS]
 
 
 def forwarding(instance_id: str, port: int, region: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from infra.aws import Aws, answered
 from infra.catalog.kubernetes import DATE, HYPERPOD, VERSIONS
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
@@ -14,7 +15,7 @@ from infra.plan.documents import Document
 from infra.plan.nodes.eks import EXISTING, MODES, ControlPlane, addons, join_problems, needed_addons
 from infra.plan.place import COST_TAG
 from infra.plan.roles import RolePlan, flow_log_role, key_of_existing, node_role, services
-from infra.preflight.online.client import Aws, answered, missing
+from infra.preflight.online.answers import missing
 from infra.preflight.rule import Context, Family, listed
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from infra.aws import Aws, answered
 from infra.config import ClusterSpec, Group
 from infra.finding import Problems, finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
 from infra.plan.summary import machines
-from infra.preflight.online.client import Aws, answered, missing
+from infra.preflight.online.answers import missing
 from infra.preflight.rule import Context, Family, group_types, groups, listed
+from infra.prices_online import spot_rows
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"
 DESCRIBE = "ec2:DescribeCapacityReservations"
@@ -190,17 +192,11 @@ def spot_prices(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     spot = [kind for kind in group_types(spec) if kind.facts and kind.group.capacity.mode == "spot"]
     if not spot:
         return
-    types: list[Any] = sorted({kind.group.ec2_type for kind in spot})
+    types, since = sorted({kind.group.ec2_type for kind in spot}), datetime.now(UTC) - timedelta(days=DAYS)
     prices: dict[tuple[str, str], list[float]] = defaultdict(list)
     for zone in sorted({spec.zone_of(kind.group) for kind in spot}):
-        pages = aws.ec2.get_paginator("describe_spot_price_history").paginate(
-            InstanceTypes=types,
-            ProductDescriptions=["Linux/UNIX"],
-            AvailabilityZoneId=zone,
-            StartTime=datetime.now(UTC) - timedelta(days=DAYS),
-        )
-        for entry in (item for page in pages for item in page["SpotPriceHistory"]):
-            prices[zone, entry["InstanceType"]].append(float(entry["SpotPrice"]))
+        for row in spot_rows(aws, types, since, zone_id=zone):
+            prices[zone, row["InstanceType"]].append(float(row["SpotPrice"]))
     for kind in spot:
         group, zone = kind.group, spec.zone_of(kind.group)
         here = f"{kind.path}.capacity.mode" if kind.key.endswith(".instance_type") else kind.key

@@ -9,14 +9,22 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from infra.aws import DENIED, Aws, answered, code_of
 from infra.catalog.refresh import summary
 from infra.config import MONITOR, ClusterSpec, Group
 from infra.finding import Problems, finding
 from infra.plan.nodes.auto_scaling import CANONICAL, image
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.machine import PATHS
-from infra.preflight.online.client import DENIED, Aws, answered, code_of, quotas_of, unknown
-from infra.preflight.rule import Context, Family, GroupType, group_types, groups, known_machines
+from infra.preflight.online.answers import quotas_of, unknown
+from infra.preflight.rule import (
+    Context,
+    Family,
+    GroupType,
+    group_types,
+    groups,
+    known_machines,
+)
 from infra.preflight.rules.instances import wrong_facts
 from lustrain.problem import without_page
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from infra.aws import Aws, answered
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.nodes.logs import log_groups
 from infra.plan.place import COST_TAG
 from infra.plan.watch.interruptions import queue_name
-from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family
 from infra.preflight.rules.buckets import KEYS
 

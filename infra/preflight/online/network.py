@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from infra.aws import Aws, answered
 from infra.config import ClusterSpec, ExistingNetwork
 from infra.finding import Problems, finding
 from infra.plan.network.endpoints import endpoints
 from infra.plan.network.security import ipv4_block, too_wide
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.online.client import Aws, answered, missing, quotas_of
+from infra.preflight.online.answers import missing, quotas_of
 from infra.preflight.rule import Context, Family, known_groups, listed
 from infra.preflight.rules.network import named_zones
 

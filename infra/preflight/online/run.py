@@ -10,12 +10,13 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from botocore.parsers import ResponseParserError
 
 from infra import clock
+from infra.aws import EXPIRED, NO_ONE, Aws, NotAwsError, code_of
 from infra.config import ClusterSpec
 from infra.finding import Rule, finding
 from infra.plan.place import Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, suppress
 from infra.preflight.online import access, capacity, instances, leftovers, network, scheduler, storage, watch
-from infra.preflight.online.client import EXPIRED, NO_ONE, WHOLE, Aws, NotAwsError, check_online, code_of, unknown
+from infra.preflight.online.answers import WHOLE, check_online, unknown
 from infra.preflight.report import UNREACHED
 from infra.preflight.rule import Context
 from lustrain.problem import Problem, UserError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from infra.aws import Aws, answered
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
-from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, named_images
 
 OLD_UBUNTU = re.compile(r"(?i)bionic|focal|jammy|ubuntu.*\b(18|20|22)\.04")

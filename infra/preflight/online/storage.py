@@ -8,6 +8,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from infra.aws import Aws, answered
 from infra.catalog.efs import EFS_PORT as NFS_PORT
 from infra.catalog.efs import GUIDE
 from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
@@ -17,7 +18,7 @@ from infra.plan.place import COST_TAG, host
 from infra.plan.storage.associations import S3_OWN_KEY, AssociationPlan, association_key
 from infra.plan.storage.buckets import made_buckets
 from infra.plan.storage.home import SOURCE
-from infra.preflight.online.client import Aws, answered, missing, unknown
+from infra.preflight.online.answers import missing, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family
 from infra.preflight.rules.buckets import KEYS, existing_buckets

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from infra.aws import Aws
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.watch.grafana import SIGN_IN
-from infra.preflight.online.client import Aws
 from infra.preflight.rule import Context, Family
 
 RULES = Family()

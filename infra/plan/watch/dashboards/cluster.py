@@ -89,6 +89,7 @@ DASHBOARD = Dashboard(
                     "avg by (instance) (DCGM_FI_DEV_GPU_UTIL)",
                     "percent",
                     legend="{{instance}}",
+                    alerts=("GpuIdle",),
                     absent=NO_DCGM,
                 ),
                 Panel(

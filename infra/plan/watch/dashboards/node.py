@@ -90,7 +90,7 @@ DASHBOARD = Dashboard(
         Row(
             "GPUs",
             (
-                _gpu("GPU utilisation", "Is one GPU idle?", "DCGM_FI_DEV_GPU_UTIL", "percent"),
+                _gpu("GPU utilisation", "Is one GPU idle?", "DCGM_FI_DEV_GPU_UTIL", "percent", ("GpuIdle",)),
                 _gpu("GPU memory", "How much of it is used?", "DCGM_FI_DEV_FB_USED", "decmbytes"),
                 _gpu("SM clock", "Is one GPU slower than the others?", "DCGM_FI_DEV_SM_CLOCK", "rotmhz"),
                 _gpu("GPU power", "Does one GPU draw less than the others?", "DCGM_FI_DEV_POWER_USAGE", "watt"),
@@ -194,6 +194,7 @@ DASHBOARD = Dashboard(
                         ),
                     ),
                     "ops",
+                    alerts=("LustreSlow",),
                 ),
             ),
         ),

@@ -76,7 +76,7 @@ DASHBOARD = Dashboard(
                     "Does it fall? A gap is a loss that is no number.",
                     f"lustrain_loss{{{RUN}}}",
                     legend="{{run}}, launch {{launch}}",
-                    alerts=("LossNotFinite",),
+                    alerts=("LossNotFinite", "LossSpiked"),
                 ),
                 make_panel(
                     "Gradient norm",
@@ -173,6 +173,14 @@ DASHBOARD = Dashboard(
                     f"max by (run) (lustrain_interruptions{{{RUN}}})",
                     legend="{{run}}",
                     alerts=("RunInterrupted",),
+                ),
+                make_panel(
+                    "Until the capacity ends",
+                    "Is a run done by then?",
+                    f"min by (run) (lustrain_deadline_timestamp_seconds{{{RUN}}}) - time()",
+                    "s",
+                    legend="{{run}}",
+                    alerts=("CapacityEnds",),
                 ),
                 make_panel(
                     "Ranks",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, PaginationError
 from botocore.parsers import ResponseParserError
 
+from infra.aws import DENIED, EXPIRED, NO_ONE, Aws, NotAwsError, code_of, connect
 from infra.catalog.botocore_data import partitions
 from infra.catalog.price_answers import SPOT, machine_filters, on_demand_price, spot_price
 from infra.catalog.prices import Price
-from infra.preflight.online.client import DENIED, EXPIRED, NO_ONE, Aws, NotAwsError, code_of
-from infra.preflight.online.client import connect as connect
 from lustrain.problem import FAILED, UNREACHABLE, UserError, problem, without_page
 from lustrain.progress import Progress
 
@@ -29,11 +28,10 @@ Connect = Callable[[str], Aws]
 Answer = TypeVar("Answer")
 
 
-def machine_prices(
-    types: Iterable[str], region: str, now: datetime, *, spot: bool = False, connect: Connect = connect
+def on_demand_prices(
+    types: Iterable[str], region: str, now: datetime, *, connect: Connect = connect
 ) -> dict[str, Price | None]:
-    """Return what each type costs on demand by the hour, and with `spot` also in the zone where it is cheapest now; None where
-    AWS sells none. UserError where AWS does not answer."""
+    """Return what each type costs on demand by the hour; None where AWS sells none. UserError where AWS does not answer."""
     require_listed(region)
     names, date = sorted(set(types)), now.date().isoformat()
     prices: dict[str, Price | None] = {}
@@ -42,11 +40,18 @@ def machine_prices(
         for name in names:
             prices[name] = _answer(LIST_RIGHT, partial(_listed_price, aws, name, region, date))
             progress.advance()
-    if spot and names:
-        rows = spot_history(names, region, now, 1, connect=connect)
-        for name in names:
-            prices[f"{SPOT}{name}"] = _answer(HISTORY_RIGHT, partial(spot_price, rows, name, date))
     return prices
+
+
+def spot_prices(
+    types: Iterable[str], region: str, now: datetime, *, connect: Connect = connect
+) -> dict[str, Price | None]:
+    """Return what each type costs on spot now, in the zone where it is cheapest, by `spot:` and its name; None where AWS has
+    had none for a day. UserError where AWS does not answer."""
+    require_listed(region)
+    names, date = sorted(set(types)), now.date().isoformat()
+    rows = spot_history(names, region, now, 1, connect=connect) if names else []
+    return {f"{SPOT}{name}": _answer(HISTORY_RIGHT, partial(spot_price, rows, name, date)) for name in names}
 
 
 def spot_history(
@@ -54,7 +59,18 @@ def spot_history(
 ) -> list[dict[str, Any]]:
     """Return the rows of the last `days`, and of each zone's last change before them, as `aws ec2 describe-spot-price-history`
     prints them. UserError where AWS does not answer."""
-    return _answer(HISTORY_RIGHT, partial(_spot_rows, connect(region), types, now - timedelta(days=days)))
+    return _answer(HISTORY_RIGHT, partial(_printed_rows, spot_rows(connect(region), types, now - timedelta(days=days))))
+
+
+def spot_rows(
+    aws: Aws, types: Sequence[str], since: datetime, *, zone_id: str | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the spot prices of Linux since then, of one zone or of all in the region; what botocore raises passes."""
+    paginator: Any = aws.ec2.get_paginator("describe_spot_price_history")
+    zone = {"AvailabilityZoneId": zone_id} if zone_id else {}
+    pages = paginator.paginate(InstanceTypes=list(types), ProductDescriptions=list(LINUX), StartTime=since, **zone)
+    for page in pages:
+        yield from page["SpotPriceHistory"]
 
 
 def require_listed(region: str) -> None:
@@ -72,18 +88,13 @@ def _listed_price(aws: Aws, name: str, region: str, date: str) -> Price | None:
     return on_demand_price([item for page in pages for item in page["PriceList"]], name, region, date)
 
 
-def _spot_rows(aws: Aws, types: Sequence[str], since: datetime) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    pages = aws.ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=list(types),  # type: ignore[arg-type]
-        ProductDescriptions=list(LINUX),
-        StartTime=since,
-    )
+def _printed_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    printed: list[dict[str, Any]] = []
     with Progress("spot prices", None, "changes", brief=True) as progress:
-        for page in pages:
-            rows += [{**row, "Timestamp": row["Timestamp"].isoformat()} for row in page["SpotPriceHistory"]]
-            progress.advance(len(page["SpotPriceHistory"]))
-    return rows
+        for row in rows:
+            printed.append({**row, "Timestamp": row["Timestamp"].isoformat()})
+            progress.advance()
+    return printed
 
 
 def _answer(right: str, ask: Callable[[], Answer]) -> Answer:
