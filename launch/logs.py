@@ -104,14 +104,20 @@ def check_part(store: ObjectStore, request: Mapping[str, Any] | None, rank: int 
 
 def has_ended(store: ObjectStore, request: Mapping[str, Any], launch: int | None = None) -> bool:
     """Whether nothing more will be printed: the run, or the launch that is named, has ended."""
-    records = journal.read(store)
-    if launch is not None and any(record["attempt"] == launch and "ended" in record for record in records):
+    launches = journal.read_journal(store)
+    if launch is not None and any(record["attempt"] == launch and "ended" in record for record in launches.records):
         return True
+    return run_has_ended(launches, request)
+
+
+def run_has_ended(launches: journal.Journal, request: Mapping[str, Any]) -> bool:
+    """Whether nobody starts the run again before it is requested again."""
+    records = launches.records
     if not records or "ended" not in records[-1]:
         return False
     after = int(request.get("after", 0))
     history = [launch_of(record) for record in records if record["attempt"] > after]
-    stop = "fab stop" if journal.stopped(store) else ""
+    stop = "fab stop" if launches.stopped else ""
     return bool(history) and final_decision(RestartPolicy(), history, time.time(), stop) is not None
 
 

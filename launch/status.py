@@ -35,7 +35,7 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
 
     `request` is the run's request record, None without one.
     """
-    attempts = journal.read(store)
+    launches = journal.read_journal(store)
     steps = last_steps(store)
     last = steps[-1] if steps else {}
     now = store.now()
@@ -45,23 +45,28 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
         if (manifest := ManifestId.of_key(info.key)) is not None
     ]
     newest = max(commits, default=None)
-    age = _age_s(steps)
     return {
         "run": store.uri,
         "on": request and request.get("on"),
-        "state": _state(attempts, journal.stopped(store), age) if attempts else _by_events(store, age),
+        "state": state_of(store, launches, steps),
         "step": last.get("step"),
         "loss": last.get("loss"),
         "tokens_per_second": last.get("tokens_per_second"),
         "world_size": last.get("world_size"),
-        "last_step_age_s": age,
+        "last_step_age_s": _age_s(steps),
         "committed_step": newest and newest[0].step,
         "last_commit_age_s": newest and newest[1],
         "submitted": read_jobs(store),
         "held": None,
         "pods": [],
-        "attempts": attempts,
+        "attempts": launches.records,
     }
+
+
+def state_of(store: ObjectStore, launches: journal.Journal, steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return the state of a run in words; `steps` are its newest step records."""
+    age = _age_s(steps)
+    return _state(launches.records, launches.stopped, age) if launches.records else _by_events(store, age)
 
 
 def with_held_job(state: Mapping[str, Any], held: HeldJob | None) -> dict[str, Any]:

@@ -44,6 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*")
 _HELD = re.compile("held|hold", re.IGNORECASE)
 """In the reason of a job that waits for a person: JobHeldUser, JobHeldAdmin, JobHoldMaxRequeue
 (https://slurm.schedmd.com/job_reason_codes.html), "launch failed requeued held"."""
+_LAUNCH_FAILED = "launch failed"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,12 @@ class Job:
 
     @property
     def release(self) -> str:
-        return f"scontrol release {self.number}, as its owner or an operator of Slurm"
+        """What lets it start."""
+        words = f"scontrol release {self.number}, as its owner or an operator of Slurm"
+        if _LAUNCH_FAILED not in self.held:
+            return words
+        node = "a node that `sinfo -R` shows with Duplicate jobid"
+        return f"{words}; {node} takes jobs again after scontrol update NodeName=NODE State=RESUME"
 
 
 class SlurmBackend:

@@ -318,6 +318,7 @@ def supervise_run(
             lambda: nodes_of_group(cluster, request.options.group),
             lambda silent: ended_nodes(cluster, silent),
             print_line,
+            stopped=lambda: journal.stopped(store),
         )
         own = OwnedJournal(store, lambda names: record_nodes(executor.known_nodes(names)))
         end = take_over(executor, store, request.run, cluster, lambda: all_nodes(cluster)) or supervise(

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 
 from launch.backends.ssh_nodes import CALL_S, REFUSED, Nodes
@@ -37,6 +38,7 @@ from node_setup.fleet.hosts import Node
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 from trainer.node.ranks import FORWARDED
 from trainer.run.journal import put_node_exit
+from trainer.storage import StorageError
 
 POLL_S = 2.0
 STATE_S = 15.0
@@ -58,10 +60,13 @@ class SshExecutor:
         ended_nodes: Callable[[Sequence[Node]], set[Node]],
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`list_nodes` returns the group's nodes now; `ended_nodes`, which of these nodes certainly run nothing any more."""
+        """`list_nodes` returns the group's nodes now; `ended_nodes`, which of these nodes certainly run nothing any more;
+        `stopped`, whether `fab stop` has requested the run's end."""
         self._plan, self._nodes, self._list_nodes, self._ended_nodes = plan, nodes, list_nodes, ended_nodes
-        self._log, self._clock = log, clock
+        self._log, self._clock, self._stopped = log, clock, stopped
         self.newest_launch = 0
         """Of those that this process knows to have begun; a later one is another supervisor's."""
         self._known: dict[str, Node] = {}
@@ -72,21 +77,19 @@ class SshExecutor:
         """Until when a unit that is not there yet may still start on a node."""
         self._inspecting = False
         self._signal = 0
+        self._stop_seen = False
         self._signalled = threading.Event()
         for number in FORWARDED:
             signal.signal(number, self._handle_signal)
 
     def healthy_nodes(self) -> list[str]:
-        plan = self._plan
         try:
             listed = self._list_nodes()
         except UserError as error:
             raise TemporarilyUnavailable(str(error)) from None
         self._known.update((node.name, node) for node in listed)
-        self._inspecting = True
-        inspections = {} if self._signal else self._nodes.inspect(listed, plan)
-        self._inspecting = False
-        if self._signal:
+        inspections = {} if self._signal else self._inspect(listed)
+        if self.stop_reason():
             return []
         left_out = {node.name: self._why_not(node, inspection) for node, inspection in inspections.items()}
         for name, why in left_out.items():
@@ -98,6 +101,31 @@ class SshExecutor:
         )
         self._runners.update((node.name, inspection.runner) for node, inspection in inspections.items())
         return [node.name for node in listed if not left_out[node.name]]
+
+    def _inspect(self, listed: Sequence[Node]) -> dict[Node, Inspection]:
+        """Inspect nodes. They may fetch the image for many minutes, for which neither a signal nor `fab stop` waits."""
+        done = threading.Event()
+
+        def look_for_stop() -> None:
+            while not done.wait(POLL_S):
+                # A store that does not answer does not say that the run is stopped.
+                with suppress(StorageError):
+                    if self._stopped():
+                        self._stop_seen = True
+                        self._nodes.stop()
+                        return
+
+        thread = threading.Thread(target=look_for_stop, name="stop-look", daemon=True)
+        self._inspecting = True
+        if self._plan.container is not None:
+            thread.start()
+        try:
+            return self._nodes.inspect(listed, self._plan)
+        finally:
+            self._inspecting = False
+            done.set()
+            if thread.is_alive():
+                thread.join()
 
     def known_nodes(self, names: Sequence[str]) -> list[Node]:
         """Return the nodes that `healthy_nodes` has named."""
@@ -174,7 +202,9 @@ class SshExecutor:
         self._signalled.clear()
 
     def stop_reason(self) -> str:
-        return f"{signal.Signals(self._signal).name} ended it" if self._signal else ""
+        if self._signal:
+            return f"{signal.Signals(self._signal).name} ended it"
+        return "fab stop ended it" if self._stop_seen else ""
 
     def _start(self, number: int, nodes: Sequence[Node]) -> bool:
         """Start the launcher of every node; whether none refused. A lost connection is no refusal: the unit may be there."""

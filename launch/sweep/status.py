@@ -15,8 +15,8 @@ from launch.sweep.record import Sweep
 from lustrain.progress import Progress
 from lustrain.tables import table
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN
-from trainer.metrics.reader import read_steps
-from trainer.run.journal import REQUEST
+from trainer.metrics.reader import last_steps, merge_steps, read_generations
+from trainer.run import journal
 from trainer.storage import ObjectStore
 
 NOT_STARTED = "not started"
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 def read_outcomes(sweep: Sweep) -> list[str]:
     """Return NOT_STARTED, UNFINISHED, DONE or ENDED_EARLY of each point."""
-    return _of_each(sweep, lambda point: _outcome(*_run_of(sweep, point))[0])
+    return _of_each(sweep, lambda point: _read_outcome(sweep, point))
 
 
 def read(sweep: Sweep) -> dict[str, Any]:
@@ -92,33 +92,45 @@ def _of_each(sweep: Sweep, read_point: Callable[[Point], T]) -> list[T]:
         return list(pool.map(counted, sweep.points))
 
 
-def _run_of(sweep: Sweep, point: Point) -> tuple[ObjectStore | None, dict[str, Any] | None]:
-    request = read_record(sweep.store, f"{point.name}/{REQUEST}")
-    if request is None:
-        return None, None
-    return sweep.store.subfolder(point.name), request
+def _read_outcome(sweep: Sweep, point: Point) -> str:
+    launches = _journal_of(sweep, point)
+    if not launches.requested:
+        return NOT_STARTED
+    run = sweep.store.subfolder(point.name)
+    return _outcome(run, launches, last_steps(run))[0]
 
 
-def _outcome(run: ObjectStore | None, request: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Return a point's outcome and the state of its run."""
-    if run is None:
-        return NOT_STARTED, {"state": NOT_STARTED, "step": None, "loss": None}
-    state = run_status.read(run, request)
-    word, final = state["state"], (run_status.WORDS[EXIT_CONFIG], run_status.WORDS[EXIT_LOST_RUN], run_status.STOPPED)
+def _journal_of(sweep: Sweep, point: Point) -> journal.Journal:
+    return journal.read_journal(sweep.store, f"{point.name}/")
+
+
+def _outcome(run: ObjectStore, launches: journal.Journal, steps: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the outcome of a point that was started, and the state of its run, whose newest records are `steps`."""
+    word, final = run_status.state_of(run, launches, steps), (EXIT_CONFIG, EXIT_LOST_RUN)
     if word == run_status.WORDS[EXIT_DONE]:
-        return DONE, state
+        return DONE, word
     # Runs on Kubernetes have no journal, only the words of their events.
-    return (ENDED_EARLY if word in final or logs.has_ended(run, request or {}) else UNFINISHED), state
+    ended = word in (*(run_status.WORDS[code] for code in final), run_status.STOPPED)
+    if not ended and launches.records and "ended" in launches.records[-1]:
+        ended = logs.run_has_ended(launches, read_record(run, journal.REQUEST) or {})
+    return (ENDED_EARLY if ended else UNFINISHED), word
 
 
 def _row(sweep: Sweep, point: Point) -> dict[str, Any]:
-    run, request = _run_of(sweep, point)
-    outcome, state = _outcome(run, request)
+    launches = _journal_of(sweep, point)
+    if launches.requested:
+        run = sweep.store.subfolder(point.name)
+        generations = read_generations(run)
+        newest = generations[max(generations)] if generations else []
+        outcome, state = _outcome(run, launches, newest)
+    else:
+        generations, newest, outcome, state = {}, [], NOT_STARTED, NOT_STARTED
     return {
         "name": point.name,
         "run": f"{sweep.store.uri.rstrip('/')}/{point.name}",
         "values": dict(point.values),
         "outcome": outcome,
-        **{key: state[key] for key in ("state", "step", "loss")},
-        **validation_losses([] if run is None else read_steps(run)),
+        "state": state,
+        **{key: newest[-1].get(key) if newest else None for key in ("step", "loss")},
+        **validation_losses(merge_steps(generations)),
     }

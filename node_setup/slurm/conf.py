@@ -17,6 +17,10 @@ CREDENTIAL_S = 30
 """A job that is requeued waits until its old credential has ended; Slurm's own 120 s would be two minutes after each notice."""
 LOST_AFTER_S = 60
 """Slurm's own 300 s would leave the other nodes of a run idle for five minutes after each lost one."""
+SCHEDULER_PARAMETERS = "nohold_on_prolog_fail"
+"""A job that a node does not start, as where its old script still lives, would wait until a person releases it. Slurm drains
+that node. The name speaks of prologs alone; slurmd reads it whenever a batch script does not start (`_launch_job_fail` of
+https://github.com/SchedMD/slurm/blob/slurm-22.05/src/slurmd/slurmd/req.c)."""
 HEALTH_CHECK = "lustrain-health"
 HEALTH_INTERVAL_S = 300
 CGROUP_V2_SINCE: Version = (22, 5)
@@ -91,6 +95,7 @@ def shared_settings(*, by_cgroups: bool, gpus: bool) -> dict[str, str]:
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
         "SchedulerType": "sched/backfill",
+        "SchedulerParameters": SCHEDULER_PARAMETERS,
         "ProctrackType": "proctrack/cgroup" if by_cgroups else "proctrack/linuxproc",
         "TaskPlugin": "task/affinity,task/cgroup" if by_cgroups else "task/none",
         "JobAcctGatherType": "jobacct_gather/cgroup" if by_cgroups else "jobacct_gather/none",

@@ -5,7 +5,8 @@ Dynamic nodes: https://slurm.schedmd.com/dynamic_nodes.html
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from lustrain.cluster import NodeGroup
@@ -31,14 +32,15 @@ def document(
     groups: Mapping[str, NodeGroup],
     settings: Mapping[str, str],
     *,
-    to_zero: Collection[str] = (),
+    to_zero: Mapping[str, int] = MappingProxyType({}),
     idle_minutes: float = 0,
 ) -> dict[str, Any]:
     """Return what `slurm-boot` of the node agent reads: the files of /etc/slurm but for the controller's name and address,
-    and cgroup.conf by the control groups that a node has. Machines of the groups `to_zero` end after
-    `idle_minutes` without a job."""
+    and cgroup.conf by the control groups that a node has. Machines of the groups `to_zero`, with the processors of their
+    smallest machine, end after `idle_minutes` without a job."""
     workers = {key: group for key, group in groups.items() if group.role == "worker"}
-    scaled = {key: workers[key].partition or key for key in to_zero}
+    partitions = {key: workers[key].partition or key for key in to_zero}
+    scaling = {"idle_minutes": idle_minutes, "partitions": partitions, "cpus": dict(to_zero)}
     return {
         "version": 1,
         "files": {
@@ -51,7 +53,7 @@ def document(
             "none": _cgroup_conf("CgroupPlugin=cgroup/v1"),
         },
         "gpus": {key: group.gpus for key, group in workers.items()},
-        **({"scaling": {"idle_minutes": idle_minutes, "partitions": scaled}} if scaled else {}),
+        **({"scaling": scaling} if to_zero else {}),
     }
 
 

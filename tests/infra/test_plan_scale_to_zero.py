@@ -64,7 +64,9 @@ def test_controller_hears_which_groups_go_to_zero() -> None:
 
     assert scaling({"groups.1": ALWAYS}) is None
     edits = {**TO_ZERO, "groups.0.partition": "gpu", "groups.1": ALWAYS, "scheduler.idle_minutes": 15}
-    assert scaling(edits) == {"idle_minutes": 15, "partitions": {"train": "gpu"}}
+    assert scaling(edits) == {"idle_minutes": 15, "partitions": {"train": "gpu"}, "cpus": {"train": 96}}
+    threads = {**edits, "groups.0.threads_per_core": 2}
+    assert scaling(threads)["cpus"] == {"train": 192}
 
 
 def test_group_that_goes_to_zero_may_cost_nothing() -> None:

@@ -16,7 +16,14 @@ from typing import Any
 
 import pytest
 
-from launch.backends import ssh, ssh_handover, ssh_nodes, ssh_supervisor, ssh_unit
+from launch.backends import (
+    ssh,
+    ssh_executor,
+    ssh_handover,
+    ssh_nodes,
+    ssh_supervisor,
+    ssh_unit,
+)
 from launch.backends.ssh_executor import SshExecutor
 from launch.backends.ssh_nodes import REFUSED, ended_nodes
 from launch.backends.ssh_unit import (
@@ -51,6 +58,7 @@ from lustrain.problem import UNREACHABLE, USAGE, UserError
 from node_setup.fleet.faults import LOST as CONNECTION_LOST
 from node_setup.fleet.faults import STOPPED, TIMEOUT, Fault
 from node_setup.fleet.hosts import THIS_MACHINE, Node, Route
+from tests.fork_server import PATIENCE_S
 from tests.launch.test_logs import looks
 from tests.launch.test_request import EC2, cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE
@@ -464,7 +472,14 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExec
     """Makes executors whose clock moves by ten seconds a look."""
     before = {number: signal.getsignal(number) for number in FORWARDED}
 
-    def make(nodes: ScriptedNodes, listed: list[Node], log: list[str], run: str = RUN) -> SshExecutor:
+    def make(
+        nodes: ScriptedNodes,
+        listed: list[Node],
+        log: list[str],
+        run: str = RUN,
+        container: Container | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> SshExecutor:
         now = [0.0]
 
         def sleep(self: SshExecutor, seconds: float) -> None:
@@ -473,10 +488,16 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExec
 
         monkeypatch.setattr(SshExecutor, "sleep", sleep)
         variables: Mapping[str, str] = {}
-        plan = SshPlan(run, f"{run}/c", "python3", 1, 20_000, variables, PATIENCE, 120)
+        plan = SshPlan(run, f"{run}/c", "python3", 1, 20_000, variables, PATIENCE, 120, container)
         return SshExecutor(
-            plan, nodes, lambda: listed, lambda silent: set(silent) - set(listed), log.append, lambda: now[0]
-        )  # type: ignore[arg-type]
+            plan,
+            nodes,  # type: ignore[arg-type]
+            lambda: listed,
+            lambda silent: set(silent) - set(listed),
+            log.append,
+            lambda: now[0],
+            stopped=stopped,
+        )
 
     yield make
     for number, handler in before.items():
@@ -554,6 +575,32 @@ class FetchingNodes(ScriptedNodes):
 
     def stop(self) -> None:
         self.stopped = True
+
+
+def test_stop_ends_the_wait_for_an_image(
+    following: Callable[..., SshExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes fetch until they are no longer waited for; `fab stop` is asked for twice, and once in vain."""
+    monkeypatch.setattr(ssh_executor, "POLL_S", 0.01)
+    waited_for, answers = threading.Event(), iter([StorageError("it does not answer"), False, True])
+
+    class Nodes(ScriptedNodes):
+        def inspect(self, nodes: list[Node], plan: SshPlan, **limits: float) -> dict[Node, Inspection]:
+            assert waited_for.wait(PATIENCE_S)
+            return dict.fromkeys(nodes, SILENT)
+
+        def stop(self) -> None:
+            waited_for.set()
+
+    def stopped() -> bool:
+        answer = next(answers)
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+    log = list[str]()
+    executor = following(Nodes(), [A], log, container=Container("example.org/a@sha256:0"), stopped=stopped)
+    assert (executor.healthy_nodes(), executor.stop_reason(), log) == ([], "fab stop ended it", [])
 
 
 def test_signal_ends_the_wait_for_an_image(following: Callable[..., SshExecutor]) -> None:

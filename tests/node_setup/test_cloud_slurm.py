@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
 class Stack:
     """The nodes of a stack: the first is the controller."""
 
-    def __init__(self, lab: Lab, agent: bytes, *, to_zero: tuple[str, ...] = ()) -> None:
+    def __init__(self, lab: Lab, agent: bytes, *, to_zero: Mapping[str, int] = {}) -> None:
         self.lab = lab
         self._document = dynamic.document("demo", GROUPS, SETTINGS, to_zero=to_zero, idle_minutes=IDLE_MINUTES)
         self.slurm = Slurm(lab)
@@ -225,7 +225,7 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
 
 
 def test_group_goes_to_zero_and_comes_back_with_jobs(agent: Path, lab: Lab) -> None:
-    stack = Stack(lab, agent.read_bytes(), to_zero=("train",))
+    stack = Stack(lab, agent.read_bytes(), to_zero={"train": 2})
     slurm, (controller, node2, node3, _) = stack.slurm, lab.nodes
 
     def group() -> dict[str, Any]:

@@ -312,6 +312,29 @@ def test_a_node_that_came_back_is_gone_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "reason", "resumed"),
+    [
+        ("IDLE+DRAIN+DYNAMIC_NORM", "Duplicate jobid", True),
+        ("IDLE+DRAIN", "Duplicate jobid", True),
+        ("ALLOCATED+DRAIN", "Duplicate jobid", False),
+        ("IDLE+COMPLETING+DRAIN", "Duplicate jobid", False),
+        ("IDLE+DRAIN+NOT_RESPONDING", "Duplicate jobid", False),
+        ("DOWN+DRAIN", "Duplicate jobid", False),
+        ("IDLE", "Duplicate jobid", False),
+        ("IDLE+DRAIN", "a person: Duplicate jobid", False),
+        ("IDLE+DRAIN", "Kill task failed", False),
+    ],
+)
+def test_node_drained_for_an_old_script_alone_takes_jobs_again(
+    tmp_path: Path, state: str, reason: str, resumed: bool
+) -> None:
+    host = Fake(tmp_path, scontrol=[done(NODE2.format(state, "(null)", f" Reason={reason} [root@x]"))])
+    watch.Controller(host, silent, 600).check_once(0)
+    resume = ("scontrol", "update", "NodeName=node2", "State=RESUME")
+    assert [command for command in host.ran if command[1] == "update"] == [resume] * resumed
+
+
+@pytest.mark.parametrize(
     ("answer", "restarts"),
     [
         (done(NODE2.format("IDLE", "(null)", "")), 0),

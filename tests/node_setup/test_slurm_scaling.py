@@ -79,6 +79,22 @@ def test_job_beyond_all_nodes_of_its_partition_brings_none() -> None:
     assert change(group(), huge, others=1).desired == 8
 
 
+@pytest.mark.parametrize(
+    ("cpus", "waiting", "desired"),
+    [
+        (48, Waiting("1", ("train",), 1, cpus=64), 2),
+        (48, Waiting("1", ("train",), 3, cpus=64), 3),
+        (48, Waiting("1", ("train",), 1, cpus=48), 1),
+        (48, Waiting("1", ("train",), 1, tasks=3, cpus=64), 6),
+        (48, Waiting("1", ("train",), 1, cpus=9 * 48), None),
+        (None, Waiting("1", ("train",), 1, cpus=64), 1),
+    ],
+)
+def test_job_without_nodes_brings_what_its_processors_need(cpus: int | None, waiting: Waiting, desired: int) -> None:
+    """On an empty partition Slurm itself says one node."""
+    assert change(group(cpus=cpus), waiting).desired == desired
+
+
 def test_groups_of_a_partition_share_its_jobs_in_order() -> None:
     pair = [Group(name, "gpu", 0, 2, ()) for name in ("first", "second")]
     found = changes(pair, [Waiting("1", ("gpu",), 3)], {}, IDLE_S)
@@ -114,12 +130,13 @@ def test_drained_machine_ends_or_takes_jobs_again_after_a_try() -> None:
 @pytest.mark.parametrize(
     ("listed", "found"),
     [
-        ("12 PD 4 train PartitionConfig", [Waiting("12", ("train",), 4)]),
-        ("12 PD 1 train,gpu Nodes required for job are DOWN, DRAINED or", [Waiting("12", ("train", "gpu"), 1)]),
-        ("12 PD 1 train BeginTime\n13 PD 1 train JobHeldUser\n14 PD 1 train Dependency\n15 R 1 train None", []),
-        ("7_[0-9:2,12] PD 1 train Resources", [Waiting("7", ("train",), 1, 6)]),
-        ("7_[3-9%2] PD 1 train Priority\n7_1 R 1 train None", [Waiting("7", ("train",), 1, 1)]),
-        ("7_[1,3,100-12...%5] PD 1 train Priority", [Waiting("7", ("train",), 1, 2)]),
+        ("12 PD 4 1 train PartitionConfig", [Waiting("12", ("train",), 4)]),
+        ("12 PD 1 64 train PartitionConfig", [Waiting("12", ("train",), 1, cpus=64)]),
+        ("12 PD 1 1 train,gpu Nodes required for job are DOWN, DRAINED or", [Waiting("12", ("train", "gpu"), 1)]),
+        ("12 PD 1 1 train BeginTime\n13 PD 1 1 train JobHeldUser\n14 PD 1 1 train Dependency\n15 R 1 1 train None", []),
+        ("7_[0-9:2,12] PD 1 1 train Resources", [Waiting("7", ("train",), 1, 6)]),
+        ("7_[3-9%2] PD 1 1 train Priority\n7_1 R 1 1 train None", [Waiting("7", ("train",), 1, 1)]),
+        ("7_[1,3,100-12...%5] PD 1 1 train Priority", [Waiting("7", ("train",), 1, 2)]),
     ],
 )
 def test_jobs_that_nodes_would_help_are_counted(listed: str, found: list[Waiting]) -> None:
@@ -215,7 +232,7 @@ class Cloud(BareHost):
 class Watched:
     def __init__(self, root: Path) -> None:
         self.cloud, self.lines = Cloud(root), list[str]()
-        request = {"idle_minutes": 10, "partitions": {"train": "train"}}
+        request = {"idle_minutes": 10, "partitions": {"train": "train"}, "cpus": {"train": 48}}
         self.scaler = scaler.Scaler(self.cloud, self.lines.append, request)
 
     def has(self, *nodes: str) -> None:
@@ -230,8 +247,14 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
+def test_tasks_bring_machines_for_all_their_processors(watched: Watched) -> None:
+    watched.cloud.queue = "1 PD 1 96 train PartitionConfig\n"
+    watched.scaler.check_once(0)
+    assert watched.cloud.desired == 2
+
+
 def test_waiting_job_raises_the_group_and_idle_ends_it(watched: Watched) -> None:
-    watched.cloud.queue = "1 PD 2 train PartitionConfig\n"
+    watched.cloud.queue = "1 PD 2 1 train PartitionConfig\n"
     watched.scaler.check_once(0)
     assert watched.cloud.desired == 2
     watched.has("n1", "n2")
@@ -336,7 +359,7 @@ def test_node_that_is_not_plainly_idle_stays(watched: Watched, state: str) -> No
 
 def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> None:
     cloud = watched.cloud
-    cloud.queue = "1 PD 2 train PartitionConfig\n"
+    cloud.queue = "1 PD 2 1 train PartitionConfig\n"
     watched.scaler.check_once(0)
     cloud.activities = [
         {"ActivityId": "a", "StatusCode": "Failed", "StatusMessage": "InsufficientInstanceCapacity - none"}
@@ -374,7 +397,7 @@ def test_nothing_changes_where_slurm_or_aws_is_silent(watched: Watched) -> None:
 @pytest.mark.parametrize("answer", ["", "{}", "[]", '{"AutoScalingGroups": [{}], "Reservations": [{}]}'])
 def test_nothing_changes_at_half_an_answer(watched: Watched, verb: str, answer: str) -> None:
     watched.has("n1")
-    watched.cloud.queue = "1 PD 2 train PartitionConfig\n"
+    watched.cloud.queue = "1 PD 2 1 train PartitionConfig\n"
     watched.cloud.halved = {verb: answer}
     for now_s in (0, 600):
         watched.scaler.check_once(now_s)
@@ -384,7 +407,7 @@ def test_nothing_changes_at_half_an_answer(watched: Watched, verb: str, answer: 
 def test_failures_from_before_a_restart_hold_nothing(watched: Watched) -> None:
     cloud = watched.cloud
     cloud.activities = [{"ActivityId": "old", "StatusCode": "Failed", "StatusMessage": "last week"}]
-    cloud.queue, cloud.desired = "1 PD 2 train PartitionConfig\n", 2
+    cloud.queue, cloud.desired = "1 PD 2 1 train PartitionConfig\n", 2
     for now_s in (0, 30):
         watched.scaler.check_once(now_s)
     assert (cloud.desired, watched.lines) == (2, [])
@@ -401,7 +424,7 @@ def test_group_that_is_being_destroyed_is_left_alone(watched: Watched) -> None:
 def test_missing_group_leaves_the_others_scaled(tmp_path: Path) -> None:
     cloud, lines = Cloud(tmp_path), list[str]()
     request = {"idle_minutes": 10, "partitions": {"gone": "gone", "train": "train"}}
-    cloud.queue = "1 PD 2 train PartitionConfig\n"
+    cloud.queue = "1 PD 2 1 train PartitionConfig\n"
     one = scaler.Scaler(cloud, lines.append, request)
     for now_s in (0, 30):
         one.check_once(now_s)

@@ -12,8 +12,9 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -44,21 +45,40 @@ def end_key(number: int, node: int) -> str:
     return f"{ENDS}{number:06d}/node-{node}.json"
 
 
+@dataclass(frozen=True)
+class Journal:
+    """The launches of a run, and what else one listing of their folder tells."""
+
+    records: list[dict[str, Any]]
+    """One of every launch, oldest first; one without `ended` runs, or its launcher is gone."""
+    requested: bool
+    """Whether a start has registered the run."""
+    stopped: bool
+    """Whether `fab stop` has requested its end."""
+
+
 def read(store: ObjectStore) -> list[dict[str, Any]]:
-    """Return the record of every launch, oldest first; one without `ended` runs, or its launcher is gone."""
-    numbers = _numbers(store)
+    """Return the records of a Journal."""
+    return read_journal(store).records
+
+
+def read_journal(store: ObjectStore, run: str = "") -> Journal:
+    """Read the journal of the run in this store, or of the one in its folder `run`, named with its slash."""
+    keys = {info.key.removeprefix(run) for info in store.list(f"{run}{FOLDER}")}
+    numbers = _numbers(keys)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        return list(pool.map(lambda number: _record(store, attempt_key(number))[0], numbers))
+        records = list(pool.map(lambda number: _record(store, run + attempt_key(number))[0], numbers))
+    return Journal(records, REQUEST in keys, STOP in keys)
 
 
 def first_started(store: ObjectStore) -> float | None:
     """Return when the first launch began, in Unix seconds; None where no supervisor of ours has started the run."""
-    numbers = _numbers(store)
+    numbers = _numbers(info.key for info in store.list(FOLDER))
     return float(_record(store, attempt_key(numbers[0]))[0]["started"]) if numbers else None
 
 
-def _numbers(store: ObjectStore) -> list[int]:
-    return sorted(int(match[1]) for info in store.list(FOLDER) if (match := _ATTEMPT.fullmatch(info.key)))
+def _numbers(keys: Iterable[str]) -> list[int]:
+    return sorted(int(match[1]) for key in keys if (match := _ATTEMPT.fullmatch(key)))
 
 
 def load_and_close_stale(store: ObjectStore) -> list[dict[str, Any]]:

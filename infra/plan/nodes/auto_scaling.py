@@ -264,6 +264,13 @@ def cpu(group: Group, kind: Instance) -> Cpu | None:
     return Cpu(kind.vcpus // kind.threads_per_core, group.threads_per_core)
 
 
+def fewest_processors(spec: ClusterSpec, group: Group) -> int:
+    """Return the processors that Linux sees on the smallest machine of a group; 0 where no type is known."""
+    kinds = [kind for name in group.ec2_types if (kind := spec.node_of(group.of_type(name)))]
+    options = [(kind, cpu(group, kind)) for kind in kinds]
+    return min((one.cores * one.threads_per_core if one else kind.vcpus for kind, one in options), default=0)
+
+
 def _family(kind: Instance) -> str:
     if NEURON.match(kind.name):
         return "neuron"

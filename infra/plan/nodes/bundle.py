@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
+from infra.plan.nodes.auto_scaling import fewest_processors
 from infra.plan.nodes.document import node_document, node_groups, shows_metrics
 from infra.plan.nodes.logs import agent_configuration, carries_logs
 from infra.plan.place import BucketNames
@@ -115,7 +116,7 @@ def bundle(spec: ClusterSpec, folder: Path = FOLDER, *, region: str = "") -> Bun
 
 def slurm_document(spec: ClusterSpec) -> bytes:
     assert spec.scheduler is not None
-    to_zero = [group.name for group in spec.workers if spec.goes_to_zero(group)]
+    to_zero = {group.name: fewest_processors(spec, group) for group in spec.workers if spec.goes_to_zero(group)}
     document = dynamic.document(
         spec.name,
         node_groups(spec),

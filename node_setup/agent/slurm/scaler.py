@@ -47,6 +47,8 @@ class Scaler:
         self._host, self._log = host, log
         self._cluster, self._region = str(node.get("cluster")), str(node.get("region"))
         self._partitions: Mapping[str, str] = request["partitions"]
+        # An earlier stack's request does not say them.
+        self._cpus: Mapping[str, int] = request.get("cpus", {})
         self._idle_s = 60.0 * request["idle_minutes"]
         self._since: Mapping[tuple[str, ...], float] = {}
         self._addresses: Mapping[str, frozenset[str]] = {}
@@ -73,7 +75,7 @@ class Scaler:
 
     def _read(self, now_s: float) -> tuple[list[Group], dict[str, str], list[Waiting], dict[str, int]]:
         """Return the groups, the names that AWS has for them, the jobs that wait and the other nodes of partitions."""
-        squeue = ("squeue", "--all", "--noheader", "--noconvert", "--states=PD,CF,R,S", "--format=%i %t %D %P %r")
+        squeue = ("squeue", "--all", "--noheader", "--noconvert", "--states=PD,CF,R,S", "--format=%i %t %D %C %P %r")
         listed = self._slurm(*squeue)
         waiting = scaling.waiting_jobs(listed)
         nodes = scheduler.parse(self._slurm(*SHOW_NODES), FIELDS)
@@ -105,6 +107,7 @@ class Scaler:
                 tuple(machines),
                 lasts_s("unfilled", name) if unfilled else 0.0,
                 now_s < failures.held_until_s,
+                self._cpus.get(name),
             )
             groups.append(group)
             names[name] = described["AutoScalingGroupName"]
@@ -112,12 +115,16 @@ class Scaler:
         return groups, names, waiting, count_others(nodes, own)
 
     def _machine(self, instance: str, nodes: Mapping[str, Node], lasts_s: Callable[..., float]) -> Machine:
-        addresses = self._addresses.get(instance, frozenset())
-        name = next((name for name, node in nodes.items() if node["address"] in addresses), None)
+        name = self._node_of(instance, nodes)
         state = machine_state(nodes[name]) if name else scaling.BOOTING
         # A job that began and ended between two looks leaves another time.
         last = str(nodes[name]["busy"]) if name else ""
         return Machine(instance, name, state, lasts_s(instance, state, last))
+
+    def _node_of(self, instance: str, nodes: Mapping[str, Node]) -> str | None:
+        """Return the name of the node that a machine is, by its address; None while it is none."""
+        addresses = self._addresses.get(instance, frozenset())
+        return next((name for name, node in nodes.items() if node["address"] in addresses), None)
 
     def _groups(self) -> dict[str, Any]:
         """Return the groups of this cluster that are scaled and not being deleted, as AWS describes them, by name."""
@@ -229,8 +236,7 @@ class Scaler:
     def _has_node(self, machine: Machine) -> bool:
         """Return whether a machine became a node since the look, or Slurm does not say."""
         done = self._host.run(SHOW_NODES, 30)
-        addresses = self._addresses.get(machine.instance, frozenset())
-        return not done.ok or any(node["address"] in addresses for node in scheduler.parse(done.out, FIELDS).values())
+        return not done.ok or self._node_of(machine.instance, scheduler.parse(done.out, FIELDS)) is not None
 
     def _resume(self, machine: Machine) -> None:
         self._host.run(("scontrol", "update", f"NodeName={machine.node}", "State=RESUME"), 30)

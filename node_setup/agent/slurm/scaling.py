@@ -6,6 +6,7 @@ Auto Scaling choose, and it knows of no jobs (https://github.com/aws/aws-paralle
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,12 +33,13 @@ BOOTING, IDLE, KEPT, ENDING = "booting", "idle", "kept", "ending"
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits for nodes, or the tasks of an array that may start: `tasks` times `nodes`."""
+    """A job that waits for nodes, or the tasks of an array that may start: `tasks` times `nodes`, each with `cpus` in all."""
 
     job: str
     partitions: tuple[str, ...]
     nodes: int
     tasks: int = 1
+    cpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Machine:
 @dataclass(frozen=True)
 class Group:
     """An Auto Scaling group as it is. It has wanted more machines than it has for `unfilled_s` seconds; `held`: a launch failed
-    a short while ago."""
+    a short while ago; `cpus`: processors of its smallest machine, None where they are not known."""
 
     name: str
     partition: str
@@ -62,6 +64,7 @@ class Group:
     machines: tuple[Machine, ...]
     unfilled_s: float = 0.0
     held: bool = False
+    cpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,17 +79,17 @@ class Change:
 
 
 def waiting_jobs(listed: str) -> list[Waiting]:
-    """Read `squeue --format="%i %t %D %P %r"` of pending and running jobs."""
+    """Read `squeue --format="%i %t %D %C %P %r"` of pending and running jobs."""
     jobs, running = [], dict[str, int]()
-    rows = [line.split(None, 4) for line in listed.splitlines()]
+    rows = [line.split(None, 5) for line in listed.splitlines()]
     for job, state, *_ in rows:
         if state != "PD":
             running[job.partition("_")[0]] = running.get(job.partition("_")[0], 0) + 1
-    for job, state, nodes, partitions, *reason in rows:
+    for job, state, nodes, cpus, partitions, *reason in rows:
         why = (reason or ["None"])[0].replace(" ", "_")
         if state == "PD" and why.startswith(HELPED):
             tasks = array_tasks(job, running.get(job.partition("_")[0], 0))
-            jobs.append(Waiting(job.partition("_")[0], tuple(partitions.split(",")), int(nodes), tasks))
+            jobs.append(Waiting(job.partition("_")[0], tuple(partitions.split(",")), int(nodes), tasks, int(cpus)))
     return jobs
 
 
@@ -120,15 +123,22 @@ def _needs(groups: Sequence[Group], waiting: Iterable[Waiting], others: Mapping[
     for job in waiting:
         fitting = [group for group in groups if group.partition in job.partitions]
         most = sum(group.most for group in fitting) + max((others.get(name, 0) for name in job.partitions), default=0)
-        if job.nodes > most:
+        nodes = _nodes_of(job, fitting)
+        if nodes > most:
             continue  # It can never start, and nodes would stay for it.
-        left = job.nodes * job.tasks
+        left = nodes * job.tasks
         for group in fitting:
             taken = min(left, group.most - needs[group.name] - len(_of(group, KEPT)))
             if taken > 0:
                 needs[group.name] += taken
                 left -= taken
     return needs
+
+
+def _nodes_of(job: Waiting, groups: Sequence[Group]) -> int:
+    """Return how many nodes a job needs at least: of one without --nodes Slurm says one while its partition is empty."""
+    cpus = [group.cpus for group in groups if group.cpus]
+    return max(job.nodes, math.ceil(job.cpus / max(cpus))) if cpus else job.nodes
 
 
 def _change(group: Group, need: int, idle_s: float) -> Change:

@@ -23,6 +23,9 @@ GONE_AFTER_S = 600.0
 """A node that is gone so long is deleted. One that only took so long to boot registers as a new one."""
 GONE_VARIABLE = "LUSTRAIN_SLURM_GONE_SECONDS"
 """In the service's environment: other seconds."""
+DUPLICATE = "Duplicate jobid"
+"""Slurm's reason for a node on which a script of the same job still ran (`_notify_slurmctld_nodes` of
+https://github.com/SchedMD/slurm/blob/slurm-22.05/src/slurmctld/agent.c)."""
 NOTICE = "lustrain: notice of AWS: "
 """Begins the reason of a node whose machine ends."""
 Log = Callable[[str], None]
@@ -100,7 +103,8 @@ def _reason(notice: Mapping[str, Any], node: Mapping[str, Any]) -> str:
 
 
 class Controller:
-    """Deletes nodes that are gone, so that the list of nodes does not fill."""
+    """Deletes nodes that are gone, so that the list of nodes does not fill, and gives back those that were drained because an
+    old script of a job still lived there."""
 
     def __init__(self, host: Host, log: Log, gone_after_s: float) -> None:
         self._host = host
@@ -113,7 +117,12 @@ class Controller:
         done = self._host.run(("scontrol", "show", "node", "--oneliner"), 30)
         if not done.ok:
             return
-        self._since = {name: self._since.get(name, now_s) for name in gone(scheduler.parse(done.out))}
+        nodes = scheduler.parse(done.out)
+        for name in refused_duplicate(nodes):
+            resumed = self._host.run(("scontrol", "update", f"NodeName={name}", "State=RESUME"), 30)
+            what = "it takes jobs again" if resumed.ok else f"not given back: {resumed.complaint}"
+            self._log(f"{name} was drained for {DUPLICATE!r}, and has no job: {what}")
+        self._since = {name: self._since.get(name, now_s) for name in gone(nodes)}
         due = [name for name, since_s in self._since.items() if now_s - since_s >= self._gone_after_s]
         lines = {name: self._delete(name) for name in due}
         for name, line in lines.items():
@@ -124,6 +133,18 @@ class Controller:
     def _delete(self, name: str) -> str:
         done = self._host.run(("scontrol", "delete", f"NodeName={name}"), 30)
         return "deleted" if done.ok else f"not deleted: {done.complaint}"
+
+
+def refused_duplicate(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the nodes that answer and have no job, and are drained only because a script of the same job still ran there when
+    Slurm started it again. slurmd ends such a script as soon as it reaches the controller."""
+    named = []
+    for name, node in nodes.items():
+        words = set(re.findall(r"[A-Z_]+", str(node["state"])))
+        done = {"IDLE", "DRAIN"} <= words and "COMPLETING" not in words and scheduler.is_registered(dict(node))
+        if done and node["reason"] == DUPLICATE:
+            named.append(name)
+    return named
 
 
 def gone(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
