@@ -40,6 +40,7 @@ class Node:
     peak: Peak
     network_gb_s: float
     efa: bool
+    host_bytes: int
 
     @property
     def usable_bytes(self) -> int:
@@ -118,6 +119,7 @@ def _node(known: Instance) -> Node:
         PEAKS[gpu.name],
         known.network_gbit / 8,
         bool(known.efa),
+        known.memory_mib * 2**20,
     )
 
 

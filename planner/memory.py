@@ -40,6 +40,8 @@ class Memory:
     gathered: int
     activations: int
     working: int
+    host: int = 0
+    """Of the node's own memory, for this GPU: the states where they are offloaded."""
 
     @property
     def total(self) -> int:
@@ -60,8 +62,14 @@ def memory(work: Work, strategy: Strategy, kernels: Kernels = CUDA) -> Memory:
         gradients += held
     activations = _Activations(work, strategy, kernels)
     kept, loss = activations.kept, activations.loss
+    optimizer, host = 2 * held, 0
     if strategy.uses_fsdp:
         gathered = _gathered(work, strategy)
+        if work.offload:
+            host = held + gradients + optimizer
+            # Sums over earlier micro-batches stay on the GPU until they are summed over the replicas.
+            summed = strategy.replicate > 1 and work.micro_batches > strategy.data_ranks
+            held, gradients, optimizer = 0, gradients if summed else 0, 0
         moments = [
             (gathered.first, 0, 0),
             (gathered.loss, kept + loss.kept, loss.working),
@@ -79,7 +87,8 @@ def memory(work: Work, strategy: Strategy, kernels: Kernels = CUDA) -> Memory:
             (after_forward, kept, activations.block),
         ]
     return max(
-        (Memory(held, gradients, 2 * held, *moment) for moment in moments), key=lambda each: (each.total, each.gathered)
+        (Memory(held, gradients, optimizer, *moment, host) for moment in moments),
+        key=lambda each: (each.total, each.gathered),
     )
 
 
@@ -202,12 +211,14 @@ def _gathered(work: Work, strategy: Strategy) -> _Gathered:
     kept = root if work.reshard else outer
     blocks = 1 if work.reshard else work.shape.layers
     shards = 2 * 4 * block // strategy.shard if strategy.replicate > 1 else 0
+    # An offloaded unit's fp32 shard is on the GPU while it goes in, and its gradients' while they go out.
+    moving = 4 * max(block, outer) // strategy.shard if work.offload else 0
     of_block = e * (kept + max(2, blocks) * block + head)
     return _Gathered(
-        first=2 * e * outer,
+        first=2 * e * outer + moving,
         loss=e * (kept + blocks * block),
-        block=of_block,
-        next_block=of_block + 4 * block + shards,
-        embedding=e * (kept + root + (2 if work.shape.tied else 1) * head) + 4 * block,
+        block=of_block + moving,
+        next_block=of_block + 4 * block + shards + moving,
+        embedding=e * (kept + root + (2 if work.shape.tied else 1) * head) + 4 * block + moving,
         last=(e + 4) * root + 4 * root // strategy.shard + e * (table + kept - root),
     )

@@ -11,6 +11,7 @@ from lustrain.progress import BYTES, amount_text, duration_text
 from lustrain.tables import table
 from planner.hardware import FRAGMENTATION, LINK_SHARE, PCIE_SHARE, RESERVED_BYTES
 from planner.plan import NODE_MTBF_S, Option, Outcome, Plan, Scaling
+from planner.step import COPY_BYTES_S, HOST_BYTES_S
 from planner.units import parameters_text, usd_text
 
 GIB = 2**30
@@ -64,6 +65,9 @@ def _options(plan: Plan) -> Iterator[str]:
     )
     rows = [_option_row(plan, option) for option in plan.options]
     yield from table(heads, rows, heads[2:5] + heads[6:10])
+    if plan.best.memory.host:
+        node, host = plan.request.node, plan.best.memory.host * plan.request.node.gpus
+        yield f"in host memory: {host / GIB:,.1f} of {node.host_bytes / GIB:,.1f} GiB a node for the states of the fastest"
 
 
 def _option_row(plan: Plan, option: Option) -> tuple[str, ...]:
@@ -133,7 +137,8 @@ def _origin(plan: Plan, name: str) -> str:
 def _outcomes(plan: Plan) -> Iterator[str]:
     request = plan.request
     best = plan.best.strategy
-    sets = " ".join(f"--set {key}={value}" for key, value in best.settings.items())
+    settings = best.settings | ({"parallel.offload": "none"} if request.work.offload and not best.uses_fsdp else {})
+    sets = " ".join(f"--set {key}={value}" for key, value in settings.items())
     yield f"{amount_text(request.tokens, 'tokens')} with {best.kind}, recomputation {best.recompute} ({sets}):"
     heads = (
         *("paid", "USD/h a node", "interrupted every", "best interval", "trainer's", "goodput", "at best"),
@@ -211,6 +216,7 @@ def _assumed(plan: Plan) -> dict[str, float]:
         "link_share": LINK_SHARE,
         "pcie_share": PCIE_SHARE,
         "copy_gb_s": assumptions.copy_gb_s,
+        **({"offload_copy_gb_s": COPY_BYTES_S / 1e9, "host_gb_s": HOST_BYTES_S / 1e9} if request.work.offload else {}),
         "store_gb_s": assumptions.store_gb_s,
         "restart_s": assumptions.restart_s,
         "node_mtbf_hours": NODE_MTBF_S / 3600,

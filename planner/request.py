@@ -81,6 +81,7 @@ def work_of(config: Config) -> Work:
         config.precision,
         parallel.gradient_as_bucket_view,
         parallel.reshard,
+        parallel.states_on_host,
         train.compile,
     )
 

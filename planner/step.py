@@ -12,6 +12,11 @@ from planner.hardware import Node
 from planner.strategy import Strategy
 from planner.work import Work
 
+COPY_BYTES_S = 20e9
+"""Between a GPU and its host: half of what PCIe 5.0 x16 carries. Assumed."""
+HOST_BYTES_S = 100e9
+"""What AdamW on a node's cores reads and writes in a second. Assumed."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -52,6 +57,8 @@ def step_time(work: Work, strategy: Strategy, node: Node, nodes: int, efficiency
     exposed = _tensor(work, strategy, node) * micro_batches
     if strategy.uses_fsdp:
         exposed += _sharded(work, strategy, node, nodes, forward, backward, micro_batches)
+        if work.offload:
+            exposed += _offloaded(work, strategy, node, compute * micro_batches, micro_batches)
     else:
         exposed += _replicated(work, strategy, node, nodes, backward)  # In the last micro-batch alone.
     return StepTime(compute * micro_batches, exposed, micro_batches)
@@ -92,6 +99,14 @@ def _sharded(
         over = node.reduce_s(shards, strategy.replicate, min(nodes, strategy.replicate), per_node=local)
         exposed += max(over - backward, over * outer / (work.parameters // tensor))
     return exposed
+
+
+def _offloaded(work: Work, strategy: Strategy, node: Node, compute: float, micro_batches: int) -> float:
+    """Shards in host memory are copied in for each gather, gradients out, as far as possible beside the computation; then the
+    host's cores step, which read weight, gradient and two moments and write all but the gradient."""
+    held = 4 * work.parameters // (strategy.shard * strategy.tensor)
+    copies = (3 if work.reshard else 2) * micro_batches * held / COPY_BYTES_S
+    return max(0.0, copies - compute) + 7 * held * node.gpus / HOST_BYTES_S
 
 
 def _tensor(work: Work, strategy: Strategy, node: Node) -> float:

@@ -30,6 +30,8 @@ class Work:
     """DDP's gradients are views of its buckets (`parallel.gradient_as_bucket_view`)."""
     reshard: bool = True
     """FSDP2 frees a block's gathered weights after its forward pass (`parallel.reshard`)."""
+    offload: bool = False
+    """FSDP2 keeps weights, gradients and optimizer state in host memory (`parallel.offload`)."""
     compiled: bool = False
     """By `train.compile`, with which the trainer splits no layer over tensor ranks."""
 

@@ -175,9 +175,14 @@ class PrecisionConfig(Section):
     """torch.set_float32_matmul_precision: `high` allows TF32, which torch leaves off by default."""
     fp16_initial_scale: Annotated[float, Field(ge=FP32_SMALLEST, le=FP32_LARGEST, allow_inf_nan=False)] = 65536.0
 
+    @property
+    def dtype(self) -> str:
+        """torch's name of the format that forward and backward compute in."""
+        return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.mode]
+
 
 DDP_ONLY = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "comm_hook")
-FSDP_ONLY = ("reshard",)
+FSDP_ONLY = ("reshard", "offload")
 
 
 class ParallelConfig(Section):
@@ -192,6 +197,8 @@ class ParallelConfig(Section):
     all ranks."""
     reshard: bool = True
     """With FSDP2: free a block's gathered weights after forward, and gather them again for backward."""
+    offload: Literal["none", "states"] = "none"
+    """With FSDP2 on GPUs: `states` keeps sharded weights, gradients and optimizer state in host memory, and steps there."""
     timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0
     """How long ranks wait for each other, at the start and in each exchange."""
     allow_sockets: bool = False
@@ -205,6 +212,11 @@ class ParallelConfig(Section):
     def uses_fsdp(self) -> bool:
         """Whether FSDP2 averages gradients, also where it has nothing to shard: with tensor parallelism DDP does not."""
         return self.shard != 1 or self.tensor > 1
+
+    @property
+    def states_on_host(self) -> bool:
+        """Whether weights, gradients and optimizer state lie in host memory also where a GPU computes."""
+        return self.offload == "states"
 
     def unused(self) -> list[Problem]:
         """Return a problem for each setting of the way to share the model that `shard` and `tensor` do not choose."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ from lustrain.problem import UserError
 from trainer import __version__
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.fence import Fence
-from trainer.checkpoint.load.assemble import Region
 from trainer.checkpoint.load.latest import Loaded
 from trainer.checkpoint.save.interval import Interval
 from trainer.checkpoint.save.saver import Checkpointer
@@ -33,7 +32,7 @@ from trainer.parallel.votes import StoreVotes, VoteBox
 from trainer.run.exporter import follow_generation
 from trainer.run.saving import Saving, State
 from trainer.run.start import RunLease, claim_again, load_claimed, store_failures_exit_1
-from trainer.step import bad_loss, optim, precision
+from trainer.step import bad_loss, precision
 from trainer.storage import ObjectStore
 
 LOG_S = 10.0
@@ -102,7 +101,6 @@ def roll_back(training: Training, owned: OwnedRun) -> None:
 
 def resume(training: Training, owned: OwnedRun, votes: VoteBox) -> Saving:
     """Load the newest whole checkpoint, if there is any, record it as the parent, and make what saves from then on."""
-    # What was loaded is freed before the saver takes as much memory again.
     parent = load_and_restore(training, owned, votes)
     return make_saving(training, owned, votes, parent)
 
@@ -112,18 +110,21 @@ def load_and_restore(training: Training, owned: OwnedRun, votes: VoteBox) -> Man
     config, world, run_lease = training.config, training.world, owned.run_lease
     dims = training.strategy.dims
     shards = {name: local_shard(name, tensor, dims.axes) for name, tensor in training.tensors.items()}
-
-    def want(name: str) -> Region | bool:
-        shard = shards.get(name)
-        return shard is not None and Region(shard.offsets, shard.lengths, shard.shape)
-
-    loaded = load_claimed(config, world, votes, owned.store, run_lease, want, training.sink.event)
+    loaded = load_claimed(
+        config,
+        world,
+        votes,
+        owned.store,
+        run_lease,
+        lambda checkpoint: checkpoint.fill_shards(shards),
+        training.sink.event,
+    )
     parent = loaded.manifest.id if loaded else None
 
     @store_failures_exit_1()
     def restore_and_check() -> Json:
         if loaded is not None:
-            restore(training, {name: shard.tensor for name, shard in shards.items()}, loaded)
+            restore(training, loaded.manifest.state)
         if run_lease.lease is not None:
             run_lease.lease.record_parent(parent)
         return held_checksums(shards.values(), dims.axes)
@@ -208,10 +209,8 @@ def require_same_weights(answers: dict[int, Json]) -> Json:
     return {"weights": f"{crc64nvme(''.join(held[place] for place in sorted(held)).encode()):016x}"}
 
 
-def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
-    """Put a verified checkpoint into the training, bit for bit."""
-    optim.load_in_place(tensors, loaded.tensors)
-    state = loaded.manifest.state
+def restore(training: Training, state: Mapping[str, Any]) -> None:
+    """Put what a checkpoint holds beside tensors into the training."""
     training.progress = Progress.from_state(state["progress"])
     training.history = bad_loss.History.from_state(state.get("bad_loss", {}))
     precision.load_scaler(training.scaler, state["scaler"])
@@ -251,7 +250,7 @@ def held_checksums(shards: Iterable[LocalShard], axes: Sequence[Axis]) -> dict[s
     at: dict[str, list[LocalShard]] = {}
     for shard in shards:
         if shard.name.startswith("model/"):
-            cut = [axis for axis in axes if axis.name not in shard.replica_axes]
+            cut = [axis for axis in axes if axis.name not in shard.chunk.replica_axes]
             at.setdefault(" ".join(f"{axis.name} {axis.coordinate}" for axis in cut), []).append(shard)
     return {place: checksum_of(some) for place, some in at.items()}
 

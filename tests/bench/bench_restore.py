@@ -1,4 +1,4 @@
-"""Restore including verification against `torch.load` of the same state: local disk, page cache warm and (as root) cold."""
+"""Restore into a model's memory, verified, against `torch.load` and a copy: local disk, page cache warm and (as root) cold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ import torch
 
 from tests.bench.harness import Row, interleaved, median, memcpy_seconds, run_bench, timed
 from tests.checkpoint.written import whole, write_checkpoint
-from trainer.checkpoint.format.records import Manifest
-from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places
+from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.storage.local import LocalStore
 
 SIZES = {"0.5 GB": 500_000_000, "2 GB": 2_000_000_000}
@@ -58,12 +57,14 @@ def _measure_size(label: str, size: int, folder: Path, repetitions: int) -> list
     pt = folder / "state.pt"
     torch.save(state, pt)
     os.sync()
+    targets = {name: torch.zeros_like(tensor).add_(1) for name, tensor in state.items()}
     cases: dict[str, Callable[[], object]] = {
-        "ours": lambda: _restore(store, manifest),
-        "torch.load": lambda: torch.load(pt, weights_only=True),
-        "torch.load mmap": lambda: torch.load(pt, weights_only=True, mmap=True),
+        "ours": lambda: StoredCheckpoint(Places(store), manifest).fill(lambda name: True, targets),
+        "torch.load": lambda: _copy(torch.load(pt, weights_only=True), targets),
+        "torch.load mmap": lambda: _copy(torch.load(pt, weights_only=True, mmap=True), targets),
     }
-    if any(not torch.equal(tensor, state[name]) for name, tensor in _restore(store, manifest).items()):
+    cases["ours"]()
+    if any(not torch.equal(tensor, state[name]) for name, tensor in targets.items()):
         raise AssertionError("the restored state is not the saved one")
     del state
     warm = {name: (lambda load=load: _warm(load)) for name, load in cases.items()}
@@ -78,9 +79,10 @@ def _measure_size(label: str, size: int, folder: Path, repetitions: int) -> list
 
 def _row(figure: str, found: dict[str, list[float]], stored: int) -> Row:
     ours, baseline = median(found["ours"]), median(found["torch.load"])
-    note = f"ours {stored / ours / 1e9:.2f} GB/s, torch.load {stored / baseline / 1e9:.2f} GB/s and verifies nothing"
+    speeds = f"ours {stored / ours / 1e9:.2f} GB/s, torch.load {stored / baseline / 1e9:.2f} GB/s and verifies nothing"
+    note = f"into a model's memory; {speeds}"
     if "torch.load mmap" in found:
-        note += f"; torch.load(mmap=True) returns after {median(found['torch.load mmap']):.3g} s without having read the data"
+        note += f"; with torch.load(mmap=True) {median(found['torch.load mmap']):.3g} s"
     disk = median(found["plain read"]) if "plain read" in found else None
     return Row(
         figure=figure,
@@ -96,8 +98,9 @@ def _row(figure: str, found: dict[str, list[float]], stored: int) -> Row:
     )
 
 
-def _restore(store: LocalStore, manifest: Manifest) -> dict[str, torch.Tensor]:
-    return read_checkpoint(Places(store), manifest, want=lambda name: True, on_event=lambda kind, fields: None)
+def _copy(saved: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
+    for name, target in targets.items():
+        target.copy_(saved[name])
 
 
 def _read_plainly(path: Path) -> None:

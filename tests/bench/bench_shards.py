@@ -20,9 +20,9 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 from torch.distributed import HashStore
 
 from tests.bench.harness import Row, run_bench
-from tests.checkpoint.written import held_on
+from tests.checkpoint.written import held_on, read_checkpoint
 from tests.sharded import LlamaSource, first_of
-from trainer.checkpoint.format.chunk_plan import HeldChunk, data_size, mesh_layout, plan_chunks
+from trainer.checkpoint.format.chunk_plan import data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.layout import attempt_name, data_key, index_key
 from trainer.checkpoint.format.mesh_layout import layout_digest, ranks_storing
 from trainer.checkpoint.format.records import (
@@ -37,11 +37,9 @@ from trainer.checkpoint.format.records import (
     encode,
 )
 from trainer.checkpoint.load.assemble import Region
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, ignore_event
 from trainer.checkpoint.save.commit import manifest_of
-from trainer.checkpoint.save.stage import held_chunk
 from trainer.checkpoint.save.writer import Stored
+from trainer.chunk import HeldChunk
 from trainer.config import ParallelConfig, PrecisionConfig
 from trainer.parallel.fsdp import Sharded
 from trainer.parallel.mesh import ParallelDims
@@ -72,11 +70,11 @@ def first_ranks_chunks(shape: llama.LlamaShape, dims: ParallelDims) -> list[Held
         strategy, source = Sharded(ParallelConfig(), PrecisionConfig(), world, dims), LlamaSource(shape)
         weights = dict(strategy.wrap(strategy.build(source), source).named_parameters())
         for name, weight in weights.items():
-            chunk = held_chunk(local_shard(f"model/{name}", weight.detach(), dims.axes))
+            chunk = local_shard(f"model/{name}", weight.detach(), dims.axes).chunk
             held.append(chunk)
             for state in ("exp_avg", "exp_avg_sq"):
                 held.append(replace(chunk, tensor=replace(chunk.tensor, name=f"optim/{name}/{state}")))
-            held.append(held_chunk(local_shard(f"optim/{name}/step", torch.tensor(0.0), dims.axes)))
+            held.append(local_shard(f"optim/{name}/step", torch.tensor(0.0), dims.axes).chunk)
     return held
 
 
@@ -140,7 +138,7 @@ class Zeros(LocalStore):
 def share_read(first: Sequence[HeldChunk], manifest: Manifest, dims: ParallelDims) -> tuple[float, int]:
     """Bytes that a rank reads for each byte that it holds, and the bytes that it holds."""
     held = chunks_of(first, dims)
-    regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths, chunk.tensor.shape) for chunk in held}
+    regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths, chunk.tensor) for chunk in held}
     layout = manifest.layout
     assert layout is not None
     needed = set()
@@ -153,7 +151,7 @@ def share_read(first: Sequence[HeldChunk], manifest: Manifest, dims: ParallelDim
         parts = {rank: store.part(rank) for rank in needed}
         store.parts = {part.data_key: part for part in parts.values()}
         whole = replace(manifest, parts=tuple(parts.get(part.rank, part) for part in manifest.parts))
-        read_checkpoint(Places(store), whole, want=regions.__getitem__, on_event=ignore_event)
+        read_checkpoint(store, whole, regions.__getitem__)
     size = sum(chunk.size for chunk in held)
     return (store.read_bytes + len(encode(whole))) / size, size
 

@@ -6,16 +6,17 @@ link: what is compared is memory, kernels and what our machinery adds to them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from lustrain.progress import BYTES, amount_text
 from planner.memory import memory
@@ -24,9 +25,9 @@ from planner.work import Recompute, Work
 from tests.bench.harness import Row, interleaved, median, timed
 from tests.sharded import LlamaSource
 from trainer.config import OptimizerConfig, ParallelConfig, PrecisionConfig
-from trainer.parallel.fsdp import Sharded
+from trainer.parallel.fsdp import Sharded, move_buffers
 from trainer.parallel.mesh import ParallelDims
-from trainer.parallel.world import World
+from trainer.parallel.world import World, backends
 from trainer.step import optim, precision, recompute
 from trainer.tasks.models import llama
 
@@ -64,7 +65,8 @@ class InitialisedLlama(LlamaSource):
 def works() -> list[tuple[Work, Strategy]]:
     """Return what is measured, with the strategy as the planner describes it."""
     work = Work(SHAPE, SEQ_LEN, MICRO_BATCHES * MICRO_BATCH, MICRO_BATCH, precision=BF16)
-    return [(work, OneRankFsdp(1, 1, recompute=each)) for each in RECOMPUTE]
+    plans: list[tuple[Work, Strategy]] = [(work, OneRankFsdp(1, 1, recompute=each)) for each in RECOMPUTE]
+    return [*plans, (replace(work, offload=True), OneRankFsdp(1, 1, recompute="full"))]
 
 
 def plan_lines(plans: Sequence[tuple[Work, Strategy]]) -> Iterator[str]:
@@ -78,7 +80,8 @@ def plan_lines(plans: Sequence[tuple[Work, Strategy]]) -> Iterator[str]:
         batches = f"{work.micro_batches} micro-batches of {work.micro_batch} x {work.seq_len} tokens"
         yield (
             f"{work.parameters / 1e9:.2f}B parameters, {batches}, {work.precision.mode}, FSDP2 on one GPU, recompute "
-            f"{strategy.recompute}: {amount_text(planned.total, BYTES)} at the peak ({shown})"
+            f"{strategy.recompute}{', states offloaded' if work.offload else ''}: "
+            f"{amount_text(planned.total, BYTES)} at the peak ({shown})"
         )
 
 
@@ -94,8 +97,10 @@ def measure(plans: Sequence[tuple[Work, Strategy]], repetitions: int = 5) -> lis
 
 def measure_plan(work: Work, strategy: Strategy, device: torch.device, repetitions: int) -> list[Row]:
     tokens = torch.randint(work.shape.vocab_size, (work.micro_batch, work.seq_len + 1), device=device)
-    label = f"{work.parameters / 1e9:.2f}B, recompute {strategy.recompute}"
+    label = f"{work.parameters / 1e9:.2f}B, recompute {strategy.recompute}{', offload' if work.offload else ''}"
     rows = []
+    # FSDP2's modules refer to one another: without this the models of the plan before count in this one's peak.
+    gc.collect()
     ours = our_step(work, strategy, device, tokens)
     if device.type == "cuda":
         # The first step makes the optimizer's state, which belongs to the peak of every later one.
@@ -133,7 +138,8 @@ def measure_plan(work: Work, strategy: Strategy, device: torch.device, repetitio
 def our_step(work: Work, strategy: Strategy, device: torch.device, tokens: torch.Tensor) -> Callable[[], None]:
     """Return a step of a model that the trainer's parts have made."""
     world = World(0, 1, 0, device, HashStore())
-    sharded, source = Sharded(ParallelConfig(), work.precision, world, ParallelDims(1, 1, 0)), InitialisedLlama(work)
+    config = ParallelConfig(offload="states" if work.offload else "none")
+    sharded, source = Sharded(config, work.precision, world, ParallelDims(1, 1, 0)), InitialisedLlama(work)
     model = sharded.build(source)
     recompute.recompute_blocks(source.blocks(model), strategy.recompute)
     wrapped = sharded.wrap(model, source)
@@ -156,18 +162,23 @@ def our_step(work: Work, strategy: Strategy, device: torch.device, tokens: torch
 
 
 def plain_step(work: Work, strategy: Strategy, device: torch.device, tokens: torch.Tensor) -> Callable[[], None]:
-    """torchtitan's order of calls (https://github.com/pytorch/torchtitan) on the same model: bf16 by FSDP2, no autocast."""
+    """torchtitan's order of calls (https://github.com/pytorch/torchtitan) on the same model: bf16 by FSDP2, no autocast.
+
+    FSDP2 would by itself round the tables of rotary embedding to bf16, which is 6 % faster and another model; torchtitan's
+    rotate in fp32 too.
+    """
     source = InitialisedLlama(work)
     model = source.empty_model()
     recompute.recompute_blocks(source.blocks(model), strategy.recompute)
     mesh = init_device_mesh(device.type, (1,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    fully_shard(model.embed, mesh=mesh, mp_policy=policy)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    model.to_empty(device=device)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if work.offload else OffloadPolicy()
+    for unit in (model.embed, *model.blocks):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
+    model.to_empty(device="cpu" if work.offload else device)
     source.initialise(model)
+    move_buffers(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> None:
@@ -184,7 +195,7 @@ def plain_step(work: Work, strategy: Strategy, device: torch.device, tokens: tor
 @contextmanager
 def one_rank(device: torch.device) -> Iterator[None]:
     """Be a job of one rank, in a process group of the device's backend."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = backends(device, ParallelConfig(offload="states"))
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield

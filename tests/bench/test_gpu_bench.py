@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lustrain.problem import USAGE
+from lustrain.progress import BYTES, amount_text
 from planner.memory import memory
-from planner.work import Work
 from tests.bench import gpu, gpu_plans
 from trainer.tasks.models.llama import LlamaShape
 
@@ -17,7 +19,7 @@ def test_dry_run_prints_the_planned_memory(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     for line, (work, strategy) in zip(lines, gpu_plans.works(), strict=True):
         assert line.startswith(f"{work.parameters / 1e9:.2f}B parameters")
-        assert f"{memory(work, strategy).total / 1e9:.1f} GB at the peak" in line
+        assert f"{amount_text(memory(work, strategy).total, BYTES)} at the peak" in line
 
 
 @pytest.mark.parametrize("words", [["--only", "plan"], *([] if torch.cuda.is_available() else [[]])])
@@ -31,8 +33,8 @@ def test_steps_of_both_sides_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_plans, "WARM_UP", 0)
     shape = LlamaShape(width=16, layers=1, heads=2, kv_heads=2, hidden=16, vocab_size=32, tied=False)
     plans = [
-        (Work(shape, 8, gpu_plans.MICRO_BATCHES, 1, precision=gpu_plans.BF16), strategy)
-        for _, strategy in gpu_plans.works()
+        (replace(work, shape=shape, seq_len=8, global_batch=gpu_plans.MICRO_BATCHES, micro_batch=1), strategy)
+        for work, strategy in gpu_plans.works()
     ]
     rows = gpu_plans.measure(plans, repetitions=1)
     assert [row["ours"] > 0 and row["baseline"] > 0 for row in rows] == [True] * len(plans)

@@ -42,7 +42,7 @@ def load_on(
             world_size=len(stores),
             candidates=candidates if rank == 0 else [],
             tiers=tiers,
-            want=lambda name: want(rank, name),
+            read=lambda checkpoint: checkpoint.read(lambda name: want(rank, name)),
             on_event=on_event,
             timeout_s=300,
         )

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoint.written import held_on
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
+from trainer.checkpoint.format.chunk_plan import data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.mesh_layout import layout_problem, ranks_storing
 from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Entry, MeshAxis, RankIndex
+from trainer.chunk import HeldChunk, TensorMeta
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "bool": 1, "int64": 8, "float8_e4m3fn": 1}
 

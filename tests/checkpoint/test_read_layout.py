@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.checkpoint.written import (
     cuts_of,
     held_on,
     put_lease,
+    read_checkpoint,
     rewrite_manifest,
     store_part,
     write_sharded,
@@ -29,9 +31,10 @@ from trainer.checkpoint.format.layout import index_key
 from trainer.checkpoint.format.records import BLOCK_BYTES, decode_index
 from trainer.checkpoint.load.assemble import Region, cut
 from trainer.checkpoint.load.export import export
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, ignore_event
+from trainer.checkpoint.load.parts import Places
+from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.checkpoint.load.verify import verify_checkpoint
+from trainer.parallel.shards import LocalShard
 from trainer.storage.local import LocalStore
 
 MESH = {"replicate": 1, "shard": 3}
@@ -54,13 +57,57 @@ def test_rank_reads_its_share_and_the_indexes_of_its_chunks(store: LocalStore) -
     manifest = write_sharded(store, NEW.step, MESH, state)
     for rank in range(3):
         held = held_on(MESH, rank, cuts_of(state))
-        regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths, chunk.tensor.shape) for chunk in held}
+        regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths, chunk.tensor) for chunk in held}
         counting = Counting(store.uri)
-        read = read_checkpoint(Places(counting), manifest, want=regions.__getitem__, on_event=ignore_event)
+        read = read_checkpoint(counting, manifest, regions.__getitem__)
         assert_same(read, {name: cut(state[name][0], region) for name, region in regions.items()})
         assert sum(counting.bytes.values()) <= 1.2 * sum(chunk.size for chunk in held)
         indexes = {key for key in counting.bytes if key.endswith(".json")}
         assert indexes == {index_key(manifest.attempt, part) for part in {0, rank}}
+
+
+ODD = {
+    "model/embed": (331, 20),
+    "model/few": (2, 12),
+    "model/one": (1,),
+    "model/none": (0, 4),
+    "model/frozen": (97, 5),
+    "optim/embed/exp_avg": (331, 20),
+    "optim/embed/step": (),
+}
+"""Rows that no mesh divides, fewer rows than ranks, no rows, a weight without optimizer state, and no dimension."""
+MESHES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 3, 1), (2, 2, 1), (1, 1, 2), (1, 2, 2), (1, 3, 2)]
+"""Replicas, shards and tensor ranks: one rank and the seven meshes of the scene."""
+
+
+def cuts_on(sizes: tuple[int, int, int], shape: tuple[int, ...], by_columns: bool) -> tuple[tuple[int, str], ...]:
+    """How FSDP2 and tensor parallelism cut a tensor: the latter first, some by their second dimension."""
+    replicate, shard, tensor = sizes
+    if not shape or replicate * shard * tensor == replicate:
+        return ()
+    first = ((1 if by_columns and len(shape) > 1 else 0, "tensor"),) if tensor > 1 else ()
+    return (*first, (0, "shard"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", MESHES, ids=str)
+def test_every_mesh_fills_what_any_other_stored_to_the_bit(store: LocalStore, stored: tuple[int, int, int]) -> None:
+    names = ("replicate", "shard", "tensor")
+    generator = torch.Generator().manual_seed(1)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in ODD.items()}
+
+    def state_on(sizes: tuple[int, int, int]) -> dict[str, Cut]:
+        return {name: (whole, cuts_on(sizes, ODD[name], "few" in name)) for name, whole in tensors.items()}
+
+    manifest = write_sharded(store, NEW.step, dict(zip(names, stored, strict=True)), state_on(stored))
+    for sizes in MESHES:
+        mesh = dict(zip(names, sizes, strict=True))
+        for rank in range(prod(sizes)):
+            chunks = held_on(mesh, rank, cuts_of(state_on(sizes)))
+            shards = {chunk.tensor.name: LocalShard(chunk, torch.full(chunk.lengths, -1.0)) for chunk in chunks}
+            filled = StoredCheckpoint(Places(store), manifest, threads=1).fill_shards(shards)
+            regions = {chunk.tensor.name: Region(chunk.offsets, chunk.lengths) for chunk in chunks}
+            assert_same(filled, {name: cut(tensors[name], region) for name, region in regions.items()})
 
 
 def state_of_two_files() -> dict[str, Cut]:

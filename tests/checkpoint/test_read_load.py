@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count, product
 from math import prod
 from pathlib import Path
@@ -35,6 +36,7 @@ from tests.checkpoint.written import (
     Boxed,
     assert_same,
     flip_bit,
+    read_checkpoint,
     rewrite_manifest,
     rows,
     sample_state,
@@ -47,10 +49,11 @@ from tests.trainer.ranks import run_threads
 from trainer.checkpoint.format.layout import attempt_name
 from trainer.checkpoint.format.records import BLOCK_BYTES, decode_manifest
 from trainer.checkpoint.load.assemble import Region, cut
-from trainer.checkpoint.load.latest import load_latest, read_checkpoint
-from trainer.checkpoint.load.parts import Places, ignore_event
+from trainer.checkpoint.load.latest import load_latest
+from trainer.checkpoint.load.parts import Places
+from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.config import TierConfig
-from trainer.parallel.shards import chunk_of
+from trainer.parallel.shards import LocalShard, chunk_of, local_shard
 from trainer.parallel.votes import StoreVotes
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
@@ -81,14 +84,34 @@ def test_each_rank_gets_what_it_wants_and_nothing_else(store: LocalStore) -> Non
         assert_same(got.tensors, {name: sample_state(2)[name] for name in names[rank::2]})
 
 
-def test_every_tensor_of_another_shape_is_named(store: LocalStore) -> None:
+def test_every_tensor_that_does_not_fit_is_named_before_any_read(store: LocalStore) -> None:
     """Also where a rank's part has the same size as the whole that is stored."""
-    ranks = [{"a": whole(torch.ones(4, 8)), "b": whole(torch.ones(3)), "c": whole(torch.ones(2))}]
-    write_checkpoint(store, NEW.step, ranks)
-    regions = {"a": Region((0, 0), (4, 8), (8, 8)), "b": Region((0,), (3,), (6,)), "c": Region((0,), (1,), (2,))}
+    ranks = [
+        {"a": whole(torch.ones(4, 8)), "b": whole(torch.ones(3)), "c": whole(torch.ones(2)), "d": whole(torch.ones(1))}
+    ]
+    manifest = write_checkpoint(store, NEW.step, ranks)
+    checkpoint = StoredCheckpoint(Places(counting := Counting(store.uri)), manifest)
+    held = {
+        "a": held_whole("a", torch.zeros(4, 8), of=(8, 8)),
+        "b": held_whole("b", torch.zeros(3, dtype=torch.float64)),
+        "c": held_whole("c", torch.zeros(2)),
+    }
     with pytest.raises(UserError) as refused:
-        load_on([store] * 2, [NEW], lambda rank, name: regions[name])
+        checkpoint.fill_shards(held)
     assert [line.split(" = ")[0] for line in refused.value.problems] == ["a", "b"]
+    with pytest.raises(UserError) as refused:
+        checkpoint.fill_shards({name: held_whole(name, torch.zeros(2)) for name in ("c", "e")})
+    assert [line.split()[0] for line in refused.value.problems] == ["e"]
+    assert not counting.offsets
+    assert checkpoint.fill_shards({"c": held["c"]})["c"].tolist() == [1.0, 1.0]
+
+
+def held_whole(name: str, tensor: torch.Tensor, of: tuple[int, ...] | None = None) -> LocalShard:
+    """A tensor that a rank holds, as all of one of shape `of`, by default its own."""
+    shard = local_shard(name, tensor, ())
+    return replace(
+        shard, chunk=replace(shard.chunk, tensor=replace(shard.chunk.tensor, shape=of or tuple(tensor.shape)))
+    )
 
 
 @st.composite
@@ -113,7 +136,7 @@ def test_region_read_from_any_grid_is_what_the_whole_has_there(drawn: tuple[torc
     with tempfile.TemporaryDirectory() as folder:
         store = LocalStore(folder)
         manifest = write_checkpoint(store, NEW.step, [{"t": chunk} for chunk in chunks])
-        read = read_checkpoint(Places(store), manifest, want=lambda name: region, on_event=ignore_event, threads=1)
+        read = read_checkpoint(store, manifest, lambda name: region)
     assert_same(read, {"t": cut(tensor, region)})
 
 
@@ -124,7 +147,7 @@ def test_region_reads_the_blocks_of_its_rows_alone(store: LocalStore) -> None:
     manifest = write_checkpoint(store, NEW.step, [{"big": whole(big)}])
     region = Region((rows_of_a_block + 1, 7), (rows_of_a_block - 2, 9))
     counting = Counting(str(store.root))
-    read = read_checkpoint(Places(counting), manifest, want=lambda name: region, on_event=ignore_event)
+    read = read_checkpoint(counting, manifest, lambda name: region)
     assert_same(read, {"big": cut(big, region)})
     assert counting.offsets == [BLOCK_BYTES]
 
@@ -133,7 +156,7 @@ def test_region_outside_its_tensor_is_refused(store: LocalStore) -> None:
     manifest = write_checkpoint(store, NEW.step, [{"t": whole(torch.ones(2, 3))}])
     for region in (Region((1, 0), (2, 3)), Region((0,), (2,))):
         with pytest.raises(ValueError, match="t: "):
-            read_checkpoint(Places(store), manifest, want=lambda name, region=region: region, on_event=ignore_event)
+            read_checkpoint(store, manifest, lambda name, region=region: region)
 
 
 @pytest.mark.slow
@@ -267,7 +290,10 @@ def test_unreachable_store_is_a_storage_error_on_every_rank(store: LocalStore) -
 
     def load(rank: int) -> Any:
         view, votes = Unreachable(store.uri) if rank == 1 else store, StoreVotes(board, 2)
-        hooks: dict[str, Any] = {"want": lambda name: True, "on_event": lambda kind, fields: None}
+        hooks: dict[str, Any] = {
+            "read": lambda checkpoint: checkpoint.read(lambda name: True),
+            "on_event": lambda kind, fields: None,
+        }
         return load_latest(view, votes, rank=rank, world_size=2, candidates=[NEW, OLD], timeout_s=300, **hooks)
 
     errors = run_threads(2, load)
@@ -281,12 +307,12 @@ def test_rank_that_runs_out_of_memory_ends_the_load_on_all(store: LocalStore, br
     board = torch.distributed.HashStore()
 
     def load(rank: int) -> Any:
-        def want(name: str) -> bool:
+        def read(checkpoint: StoredCheckpoint) -> dict[str, torch.Tensor]:
             if rank == broken:
                 raise MemoryError
-            return True
+            return checkpoint.read(lambda name: True)
 
-        hooks: dict[str, Any] = {"want": want, "on_event": lambda kind, fields: None}
+        hooks: dict[str, Any] = {"read": read, "on_event": lambda kind, fields: None}
         return load_latest(
             store, StoreVotes(board, 3), rank=rank, world_size=3, candidates=[NEW, OLD], timeout_s=300, **hooks
         )

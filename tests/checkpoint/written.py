@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from awscrt.checksums import crc64nvme
 
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
+from trainer.checkpoint.format.chunk_plan import data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId, attempt_name, data_key, index_key
 from trainer.checkpoint.format.records import (
     ALIGN,
@@ -25,8 +25,10 @@ from trainer.checkpoint.format.records import (
     encode,
 )
 from trainer.checkpoint.lineage.lease import LeaseRecord, LineageEntry
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, ignore_event, read_manifest
+from trainer.checkpoint.load.assemble import Wanted
+from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.load.stored import StoredCheckpoint
+from trainer.chunk import HeldChunk, TensorMeta
 from trainer.parallel.shards import chunk_of
 from trainer.storage import ObjectStore
 
@@ -187,10 +189,17 @@ def manifests_of(store: ObjectStore) -> list[ManifestId]:
     return [i for i in (ManifestId.of_key(info.key) for info in store.list(MANIFESTS)) if i]
 
 
+def read_checkpoint(
+    store: ObjectStore, manifest: Manifest, want: Wanted = lambda name: True
+) -> dict[str, torch.Tensor]:
+    """The wanted tensors of a checkpoint in fresh memory."""
+    return StoredCheckpoint(Places(store), manifest).read(want)
+
+
 def assert_holds(store: ObjectStore, manifest_id: ManifestId, expected: Mapping[str, torch.Tensor]) -> None:
     """The checkpoint verifies, and its tensors are these to the last bit."""
     manifest = read_manifest(store, manifest_id)
-    assert_same(read_checkpoint(Places(store), manifest, want=lambda name: True, on_event=ignore_event), expected)
+    assert_same(read_checkpoint(store, manifest), expected)
 
 
 def assert_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:

@@ -105,11 +105,30 @@ def mesh_row(model: str, machine: str, settings: str, tokens: str) -> list[str]:
     shard, tensor = given["shard"], given.get("tensor", 1)
     replicas = int(nodes or 1) * int(gpus) // (shard * tensor)
     count = int(tokens.replace(",", ""))
-    work = Work(shape_of(model), count, 64, 1, given.get("loss_chunk", 0), BF16)
+    offload = "offload" in settings
+    work = Work(shape_of(model), count, 64, 1, given.get("loss_chunk", 0), BF16, offload=offload)
     planned = memory(work, Strategy(replicas, shard, tensor, "full"))
     node = replace(node_of("p5.48xlarge"), gpu_bytes=int(gpu_gb) * 10**9)
+    assert not offload or f"{planned.host * int(gpus) / 1e9:,.0f} GB of the node's own memory" in PAGE.read_text(
+        "utf-8"
+    )
     columns = (planned.state, planned.gathered, planned.activations, planned.working, planned.total)
     return [*(f"{count / 1e9:.1f}" for count in columns), "yes" if planned.total <= node.usable_bytes else "no"]
+
+
+def test_offloaded_states_are_on_the_host_and_no_others() -> None:
+    work = Work(shape_of("8b"), 4096, 16, 1, 0, BF16)
+    offloaded = replace(work, offload=True)
+    there, here = memory(offloaded, Strategy(1, 16)), memory(work, Strategy(1, 16))
+    assert (there.host, there.state, here.host) == (here.state, 0, 0)
+    assert there.gathered >= here.gathered
+    assert memory(offloaded, Strategy(16, 1)) == memory(work, Strategy(16, 1))
+
+
+def test_replicas_sum_offloaded_gradients_on_the_gpu_over_micro_batches() -> None:
+    work = Work(shape_of("8b"), 4096, 16, 1, 0, BF16, offload=True)
+    once, twice = (memory(replace(work, global_batch=batch), Strategy(2, 8)) for batch in (16, 32))
+    assert (once.gradients, twice.gradients) == (0, 4 * work.parameters // 8)
 
 
 def test_page_shows_what_each_mesh_takes() -> None:

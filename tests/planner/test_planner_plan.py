@@ -17,9 +17,9 @@ from lustrain.problem import UserError
 from planner import report
 from planner.goodput import Losses, goodput
 from planner.hardware import FRAGMENTATION, RESERVED_BYTES, node_of
-from planner.plan import MOST_NODES, NODE_MTBF_S, mtbf_s, plan
+from planner.plan import MOST_NODES, NODE_MTBF_S, mtbf_s, options_of, plan
 from planner.request import resolve_request, tokens_of
-from planner.step import efficiency_of, mfu, recomputed_share, step_time
+from planner.step import COPY_BYTES_S, HOST_BYTES_S, efficiency_of, mfu, recomputed_share, step_time
 from planner.strategy import Strategy
 from planner.work import Work
 from tests.planner.fake_training import shape_of
@@ -48,6 +48,29 @@ def test_fastest_strategy_that_fits_is_chosen(files: Files) -> None:
 def test_small_model_is_not_sharded(files: Files) -> None:
     made = files.plan(set=("task.model.preset=llama-124m", "task.model.vocab_size=50304", "train.micro_batch=8"))
     assert made.best.strategy.kind == "DDP"
+
+
+def test_offloaded_model_fits_where_its_node_has_the_memory(files: Files) -> None:
+    sets = ("task.model.width=8192", "task.model.layers=80", "task.model.heads=64", "task.model.hidden=28672")
+    offload = (*sets, "parallel.offload=states")
+    assert not any(
+        option.fits
+        for option in options_of(resolve_request(files.flags(nodes="1", set=sets)))
+        if option.strategy.tensor == 1
+    )
+    made = files.plan(nodes="1", set=offload)
+    assert made.best.memory.host * made.request.node.gpus <= made.request.node.host_bytes
+    small = replace(made.request, node=replace(made.request.node, host_bytes=2**40))
+    assert not any(option.fits for option in options_of(small) if option.memory.host)
+
+
+def test_offloaded_step_waits_for_the_hosts_cores_and_for_copies() -> None:
+    node, work = node_of("p5.48xlarge"), Work(shape_of("8b"), 16_384, 64, 1, 0, BF16)
+    offloaded, plain = (step_time(replace(work, offload=each), Strategy(1, 8), node, 1, 0.4) for each in (True, False))
+    held = 4 * work.parameters / 8
+    assert offloaded.exposed - plain.exposed == pytest.approx(8 * 7 * held / HOST_BYTES_S, rel=1e-6)
+    short = step_time(replace(work, seq_len=16, offload=True), Strategy(1, 8), node, 1, 0.4)
+    assert short.total > 3 * 8 * held / COPY_BYTES_S
 
 
 def test_step_time_is_computation_and_what_waits() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.checkpoint.written import read_checkpoint
 from trainer.checkpoint.format.layout import ATTEMPTS, MANIFESTS, ManifestId
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.metrics.reader import read_events, read_steps
 from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectStore
@@ -109,12 +109,7 @@ def saves_begun(store: ObjectStore) -> set[str]:
 
 def weights(store: ObjectStore, manifest: ManifestId) -> dict[str, bytes]:
     """Model and optimizer of a checkpoint, every byte verified; without what belongs to single ranks."""
-    tensors = read_checkpoint(
-        Places(store),
-        read_manifest(store, manifest),
-        want=lambda name: not name.startswith("own/"),
-        on_event=lambda kind, fields: None,
-    )
+    tensors = read_checkpoint(store, read_manifest(store, manifest), lambda name: not name.startswith("own/"))
     return {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}
 
 

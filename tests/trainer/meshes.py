@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.checkpoint.written import read_checkpoint
 from tests.fork_server import ForkServer
 from tests.trainer.token_sets import write_token_set
 from trainer.checkpoint.lineage.lease import committed
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, ignore_event, read_manifest
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.metrics.reader import read_steps
 from trainer.storage import open_store
 
@@ -53,7 +53,7 @@ uri = "{folder}/unused"
 [train]
 steps = 8
 global_batch = 12
-micro_batch = 1
+micro_batch = {micro_batch}
 grad_clip = 0.3
 [eval]
 every = 3
@@ -76,13 +76,17 @@ Step = tuple[float, float, float]
 class MeshRuns:
     """Attempts at runs in one folder; a run's name is its folder."""
 
-    def __init__(self, server: ForkServer, folder: Path, tied: bool = True, dropout: float = 0.1) -> None:
+    def __init__(
+        self, server: ForkServer, folder: Path, tied: bool = True, dropout: float = 0.1, micro_batch: int = 1
+    ) -> None:
         self.server, self.folder = server, folder
         self._done: set[str] = set()
         text = random.Random(7).randbytes(4000)
         write_token_set(folder / "tokens", {"train": text[:3500], "val": text[3500:]})
         self.config = folder / "config.toml"
-        self.config.write_text(CONFIG.format(folder=folder, tied=str(tied).lower(), dropout=dropout))
+        self.config.write_text(
+            CONFIG.format(folder=folder, tied=str(tied).lower(), dropout=dropout, micro_batch=micro_batch)
+        )
 
     def words(self, run: str, mesh: str, *sets: str) -> list[str]:
         _, shard, tensor = MESHES[mesh]
@@ -122,7 +126,7 @@ class MeshRuns:
         """All tensors of the newest checkpoint, whole."""
         store = open_store(f"{self.folder}/{run}")
         manifest = read_manifest(store, max(committed(store)))
-        return read_checkpoint(Places(store), manifest, want=lambda name: True, on_event=ignore_event)
+        return read_checkpoint(store, manifest)
 
 
 def assert_losses_of_one_rank(mine: Sequence[Step], ones: Sequence[Step]) -> None:

@@ -16,7 +16,7 @@ from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import OptimizerConfig, ParallelConfig
 from trainer.parallel import ddp
-from trainer.step.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors
+from trainer.step.optim import clip_, make_optimizer, model_tensors, optimizer_tensors
 from trainer.step.precision import seed_streams
 from trainer.tasks.models import llama
 
@@ -159,7 +159,8 @@ def interrupted(world: parallel.World) -> tuple[list[float], list[float], bool]:
     whole += train(wrapped, model, optimizer, world, range(4, 9))
 
     wrapped, again, optimizer = begin()
-    load_in_place(model_tensors(again) | optimizer_tensors(again, optimizer), saved)
+    for name, tensor in (model_tensors(again) | optimizer_tensors(again, optimizer)).items():
+        tensor.copy_(saved[name])
     resumed = train(wrapped, again, optimizer, world, range(4, 9))
     same = all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     return whole, resumed, same

@@ -17,6 +17,7 @@ from tests.fork_server import ForkServer
 from tests.trainer.meshes import MeshRuns, assert_losses_of_one_rank, equal
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
+from trainer.chunk import HeldChunk, TensorMeta
 from trainer.config import Config, ParallelConfig, PrecisionConfig
 from trainer.generation import held_checksums, require_same_weights
 from trainer.parallel import choose, fsdp
@@ -90,7 +91,10 @@ def problems_of(config: ParallelConfig, train: dict[str, Any] | None = None) -> 
 def test_options_of_the_other_strategy_are_refused() -> None:
     config = ParallelConfig(shard=2, comm_hook="bf16", bucket_mb=5.0)
     assert [line.path for line in problems_of(config)] == ["parallel.bucket_mb", "parallel.comm_hook"]
-    assert [line.path for line in problems_of(ParallelConfig(reshard=False))] == ["parallel.reshard"]
+    config = ParallelConfig(reshard=False, offload="states")
+    assert [line.path for line in problems_of(config)] == ["parallel.reshard", "parallel.offload"]
+    for mesh in ({"shard": 2}, {"tensor": 2}):
+        assert problems_of(ParallelConfig(**mesh, offload="states")) == []
     assert problems_of(ParallelConfig(shard=2, reshard=False)) == problems_of(ParallelConfig(comm_hook="fp16")) == []
     assert [line.path for line in problems_of(ParallelConfig(tensor=2, comm_hook="fp16"))] == ["parallel.comm_hook"]
     assert problems_of(ParallelConfig(tensor=2, reshard=False)) == []
@@ -218,7 +222,10 @@ def test_tensors_are_compared_among_the_ranks_that_hold_them() -> None:
 
     def checksums(changed: str) -> dict[str, str]:
         tensors = {name: torch.full((2,), float(name == changed)) for name in held_by}
-        shards = [LocalShard(name, tensors[name], (4,), (0,), alike, 0, 1) for name, alike in held_by.items()]
+        shards = [
+            LocalShard(HeldChunk(TensorMeta(name, "float32", (4,), 4), (0,), (2,), alike, 0, 1), tensors[name])
+            for name, alike in held_by.items()
+        ]
         return held_checksums(shards, axes)
 
     before = checksums("optim/up")

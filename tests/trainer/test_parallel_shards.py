@@ -47,14 +47,15 @@ def held(world: parallel.World, sizes: tuple[int, int, int]) -> list[dict[str, A
         fully_shard(model, mesh=mesh["shard"] if sizes[0] == 1 else mesh["replicate", "shard"])
         for name, parameter in model.named_parameters():
             shard = local_shard(name, parameter, axes)
-            box = tuple(slice(at, at + length) for at, length in zip(shard.offsets, shard.lengths, strict=True))
+            chunk = shard.chunk
+            box = tuple(slice(at, at + length) for at, length in zip(chunk.offsets, chunk.lengths, strict=True))
             rows.append(
                 {
                     "name": f"{count}.{name}",
                     "same": torch.equal(shard.tensor, whole[name][box]),
-                    "shape": shard.shape,
-                    "box": (shard.offsets, shard.lengths),
-                    "replica": (shard.replica, shard.replicas),
+                    "shape": chunk.tensor.shape,
+                    "box": (chunk.offsets, chunk.lengths),
+                    "replica": (chunk.replica, chunk.replicas),
                 }
             )
     return rows
@@ -95,9 +96,9 @@ def test_second_cut_divides_what_the_first_left() -> None:
 
 def test_plain_tensor_is_held_by_every_rank() -> None:
     mesh = [Axis("replicate", 2, 1), Axis("shard", 3, 2)]
-    shard = local_shard("step", torch.ones(5, 2), mesh)
-    assert (shard.offsets, shard.lengths, shard.replica_axes) == ((0, 0), (5, 2), ("replicate", "shard"))
-    assert (shard.replica, shard.replicas) == (5, 6)
+    chunk = local_shard("step", torch.ones(5, 2), mesh).chunk
+    assert (chunk.offsets, chunk.lengths, chunk.replica_axes) == ((0, 0), (5, 2), ("replicate", "shard"))
+    assert (chunk.replica, chunk.replicas) == (5, 6)
 
 
 def refused(world: parallel.World, kind: str) -> str:

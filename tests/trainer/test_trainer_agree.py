@@ -273,7 +273,15 @@ def load(config: Config, store: ObjectStore, lease: Lease, *candidates: Manifest
 
     def work(rank: int, votes: CountedVotes) -> Any:
         claim = RunLease(lease.generation, list(candidates), 8, {}, lease if rank == 0 else None)
-        return load_claimed(config, world_of(rank, 2), votes, store, claim, lambda name: True, lambda *event: None)
+        return load_claimed(
+            config,
+            world_of(rank, 2),
+            votes,
+            store,
+            claim,
+            lambda checkpoint: checkpoint.read(lambda name: True),
+            lambda *event: None,
+        )
 
     return on_ranks(work)[0]
 
@@ -368,7 +376,15 @@ def test_start_and_load_take_a_few_round_trips_per_rank(tmp_path: Path) -> None:
         open_and_compare_data(config, task, world, votes)
         claim = claim_run(config, task, world, votes, store)
         assert claim.candidates == [damaged, whole]
-        return load_claimed(config, world, votes, store, claim, lambda name: False, lambda *event: None)
+        return load_claimed(
+            config,
+            world,
+            votes,
+            store,
+            claim,
+            lambda checkpoint: checkpoint.read(lambda name: False),
+            lambda *event: None,
+        )
 
     loaded, round_trips = simulate(ranks, start)
     assert [end.manifest.id for end in loaded] == [whole] * ranks

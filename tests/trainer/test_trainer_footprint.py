@@ -151,6 +151,25 @@ def test_gradients_wait_for_a_second_micro_batch(
         check_memory(config, need, world, {}, built_whole=False)
 
 
+@pytest.mark.parametrize(
+    ("host", "gpu", "path"),
+    [(33, 61, None), (31, 61, "task.model (parameters)"), (33, 59, "train.micro_batch")],
+)
+def test_offloaded_states_have_to_fit_into_host_memory(
+    monkeypatch: pytest.MonkeyPatch, host: int, gpu: int, path: str | None
+) -> None:
+    """Eight ranks on a node hold 32 GB of states together, and each its activations alone on its GPU."""
+    monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", host * GB, host * GB))
+    monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", gpu * GB, gpu * GB))
+    config = CONFIG.model_copy(update={"parallel": ParallelConfig(shard=8, offload="states")})
+    world = World(0, 8, 0, torch.device("cuda", 0), HashStore())
+    with pytest.raises(UserError) if path else nullcontext() as refused:
+        check_memory(
+            config, Footprint(2 * GB, 60 * GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"}, built_whole=False
+        )
+    assert path is None or [line.path for line in refused.value.problems] == [path]
+
+
 @pytest.mark.parametrize(("chunk", "fits"), [(4096, True), (0, False)])
 def test_8b_on_40_gb_is_refused_without_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, fits: bool

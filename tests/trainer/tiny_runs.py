@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.checkpoint.written import manifests_of
+from tests.checkpoint.written import manifests_of, read_checkpoint
 from tests.lab.training import config as tiny_config
 from trainer.__main__ import main
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import Manifest
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
 
@@ -52,5 +51,5 @@ def newest(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The last commit and the bytes of all its tensors."""
     store = open_store(str(folder))
     manifest = read_manifest(store, commits(folder)[-1])
-    tensors = read_checkpoint(Places(store), manifest, want=lambda name: True, on_event=lambda kind, fields: None)
+    tensors = read_checkpoint(store, manifest)
     return manifest, {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}

@@ -83,7 +83,7 @@ class LustrainReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the planner's tensors from the parts that hold what this rank needs, one part's bytes in memory at a time."""
+        """Fill the planner's tensors from the parts that hold what this rank needs, a few blocks in memory at a time."""
         for items in _by_name(plan.items):
             self._fill(items, planner)
         done: Future[None] = Future()

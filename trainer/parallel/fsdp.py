@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from lustrain.problem import Problem, UserError, problem
@@ -25,8 +26,6 @@ from trainer.parallel.mesh import ParallelDims
 from trainer.parallel.strategy import ModelSource, makes_empty_models
 from trainer.parallel.tensor import split_model
 from trainer.parallel.world import World
-
-GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Sharded:
@@ -65,11 +64,20 @@ class Sharded:
         empty = any(parameter.is_meta for parameter in model.parameters())
         policy = mixed_precision(self._precision)
         self._model = shard_units(
-            model, blocks, embeddings, mesh=self._data_mesh(), policy=policy, reshard=self._config.reshard
+            model,
+            blocks,
+            embeddings,
+            mesh=self._data_mesh(),
+            policy=policy,
+            reshard=self._config.reshard,
+            offload=offload_policy(self._config, self._world.device),
         )
         if empty:
-            model.to_empty(device=self._world.device)
+            on_host = self._config.states_on_host
+            model.to_empty(device=torch.device("cpu") if on_host else self._world.device)
             source.initialise(model)
+            if on_host:
+                move_buffers(model, self._world.device)
         return model
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
@@ -100,16 +108,29 @@ def shard_units(
     mesh: DeviceMesh | None,
     policy: MixedPrecisionPolicy,
     reshard: bool,
+    offload: OffloadPolicy | None = None,
 ) -> FSDPModule:
     """Shard a model in place, each block and each embedding as a unit of its own; `unit_problems` has nothing to say of it."""
+    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload or OffloadPolicy())
     for embedding in embeddings:
         # What it looks up does not depend on its weights: backward would gather them in vain.
-        unit = fully_shard(embedding, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-        unit.set_unshard_in_backward(False)
+        shard(embedding, reshard_after_forward=reshard).set_unshard_in_backward(False)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        shard(block, reshard_after_forward=reshard)
     # The output layer is needed first in backward; what else lies outside of units stays gathered with it.
-    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return shard(model, reshard_after_forward=False)
+
+
+def offload_policy(config: ParallelConfig, device: torch.device) -> OffloadPolicy:
+    """Return where shards lie between their uses; host memory is page-locked, so that a GPU copies while it computes."""
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda") if config.states_on_host else OffloadPolicy()
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move buffers, which FSDP2 does not gather, to where forward passes compute."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
 
 
 def unit_problems(model: nn.Module, units: Sequence[nn.Module]) -> list[Problem]:
@@ -144,6 +165,6 @@ def unit_problems(model: nn.Module, units: Sequence[nn.Module]) -> list[Problem]
 
 def mixed_precision(config: PrecisionConfig) -> MixedPrecisionPolicy:
     """Gather weights in the format that is computed with, and reduce gradients in fp32; inputs stay as autocast leaves them."""
-    dtype = GATHERED.get(config.mode)
+    dtype = None if config.mode == "fp32" else getattr(torch, config.dtype)
     reduce = None if dtype is None else torch.float32
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce, cast_forward_inputs=False)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
+from trainer.chunk import HeldChunk, TensorMeta
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,24 +32,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class LocalShard:
-    """This rank's chunk of one tensor: `tensor` holds the elements from `offsets` on, of a tensor of global `shape`.
+    """A chunk that this rank holds, and its elements, in the memory that training uses."""
 
-    The ranks that differ in their place along `replica_axes` only hold the same chunk; `replica` counts them, of `replicas`.
-    """
-
-    name: str
+    chunk: HeldChunk
     tensor: Tensor
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    replica_axes: tuple[str, ...]
-    replica: int
-    replicas: int
-    cuts: tuple[tuple[int, str], ...] = ()
-    """(dimension, axis) of each cut in the order in which they were made, as for `chunk_of`."""
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
+    def name(self) -> str:
+        return self.chunk.tensor.name
 
 
 def local_shard(name: str, tensor: Tensor, mesh: Sequence[Axis]) -> LocalShard:
@@ -70,7 +61,13 @@ def local_shard(name: str, tensor: Tensor, mesh: Sequence[Axis]) -> LocalShard:
     for axis in whole_on:
         replica, replicas = replica * axis.size + axis.coordinate, replicas * axis.size
     names = tuple(axis.name for axis in whole_on)
-    return LocalShard(name, local, tuple(tensor.shape), offsets, names, replica, replicas, cuts)
+    meta = TensorMeta(name, dtype_name(local), tuple(tensor.shape), local.element_size())
+    return LocalShard(HeldChunk(meta, offsets, tuple(local.shape), names, replica, replicas, cuts), local)
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return torch's name of a tensor's dtype, without `torch.`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
         store = PrefixStore(store_prefix(environ), store)
         store.set_timeout(timeout)
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            backends(device, config),
             store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
@@ -80,6 +80,13 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
         code = EXIT_FAILURE if ours else EXIT_PEERS
         raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix), code) from error
     return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
+
+
+def backends(device: torch.device, config: ParallelConfig) -> str:
+    """Return what ranks exchange through: NCCL between GPUs, and gloo where norms and overflows of host tensors are summed."""
+    if device.type != "cuda":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if config.states_on_host else "nccl"
 
 
 @contextmanager

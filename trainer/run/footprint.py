@@ -62,6 +62,10 @@ def check_memory(
     activations = need.activations // dims.tensor
     if gpu is None:
         _require(config, need, host, trained, beside, activations, ranks)
+    elif config.parallel.states_on_host:
+        on_host = max(built, trained)
+        _require(config, need, host, on_host, on_host, 0, ranks)
+        _require(config, need, gpu, 0, 0, activations, 1)
     else:
         _require(config, need, host, built, built, 0, ranks)
         _require(config, need, gpu, trained, beside, activations, 1)

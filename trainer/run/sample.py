@@ -17,11 +17,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed, live_manifests, read_lease
-from trainer.checkpoint.load.latest import Loaded, load_latest
+from trainer.checkpoint.load.latest import load_latest
 from trainer.checkpoint.stored_config import read_stored
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
 from trainer.metrics.terminal import event_line
+from trainer.parallel.shards import local_shard
 from trainer.parallel.votes import StoreVotes
 from trainer.step import optim
 from trainer.storage import ObjectStore, open_store
@@ -67,9 +68,8 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args.run, create=False, name="RUN_URI")
     stored = read_shape(store)
     tokenizer = read_tokenizer(stored, args.data or stored.data)
-    loaded = load_weights(store)
-    model = model_of(stored, loaded)
-    print(f"step {loaded.manifest.step} of {store.uri}", file=sys.stderr)
+    model, step = load_model(store, stored)
+    print(f"step {step} of {store.uri}", file=sys.stderr)
     choose = chooser(args.temperature, args.top_k, args.seed, tokenizer.vocab_size)
     prompt = tokenizer.encode(args.prompt)
     drawn = continuation(model, [tokenizer.eos_id, *prompt], args.tokens, choose, tokenizer.eos_id)
@@ -133,8 +133,13 @@ def read_tokenizer(stored: Stored, uri: str) -> Tokenizer:
     return tokenizer
 
 
-def load_weights(store: ObjectStore) -> Loaded:
-    """Load the weights of the run's newest checkpoint that verifies; print which ones are passed over."""
+def load_model(store: ObjectStore, stored: Stored) -> tuple[llama.Llama, int]:
+    """Return the run's model and the step of its newest checkpoint that verifies; print which are passed over.
+
+    The model is in fp32 and evaluation mode, on a GPU where there is one.
+    """
+    model = llama.build(stored.shape, length=stored.seq_len, seed=0)
+    shards = {name: local_shard(name, weight, ()) for name, weight in optim.model_tensors(model).items()}
     lease = read_lease(store)
     candidates = live_manifests(committed(store), lease.lineage, lease.generation) if lease else []
     loaded = load_latest(
@@ -143,20 +148,13 @@ def load_weights(store: ObjectStore) -> Loaded:
         rank=0,
         world_size=1,
         candidates=candidates,
-        want=lambda name: name.startswith("model/"),
+        read=lambda checkpoint: checkpoint.fill_shards(shards),
         on_event=lambda kind, fields: print(event_line(kind, fields), file=sys.stderr),
     )
     if loaded is None:
         fix = "train until the first save"
         raise UserError(problem("RUN_URI", store.uri, "holds no committed checkpoint", fix=fix))
-    return loaded
-
-
-def model_of(stored: Stored, loaded: Loaded) -> llama.Llama:
-    """Return the model with the checkpoint's weights, in fp32 and evaluation mode, on a GPU where there is one."""
-    model = llama.build(stored.shape, length=stored.seq_len, seed=0)
-    optim.load_in_place(optim.model_tensors(model), loaded.tensors)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), loaded.manifest.step
 
 
 def chooser(temperature: float, top_k: int, seed: int, vocab_size: int) -> Choose:

@@ -16,8 +16,7 @@ from lustrain.problem import UserError, problem
 from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease, committed, live_manifests
-from trainer.checkpoint.load.assemble import Wanted
-from trainer.checkpoint.load.latest import Loaded, NoneWholeError, load_latest
+from trainer.checkpoint.load.latest import Loaded, NoneWholeError, Read, load_latest
 from trainer.checkpoint.stored_config import StoredConfig
 from trainer.config import Config, parse_time
 from trainer.data.verified import Ranks
@@ -247,10 +246,10 @@ def load_claimed(
     votes: VoteBox,
     store: ObjectStore,
     run_lease: RunLease,
-    want: Wanted,
+    read: Read,
     on_event: OnEvent,
 ) -> Loaded | None:
-    """Load the newest checkpoint of the claimed run that is whole, None where it has none.
+    """Load the newest checkpoint of the claimed run that is whole, as `load_latest`; None where it has none.
 
     Exit code 86 where none is because a newer job owns the run by now and has pruned what this one was to read.
     """
@@ -262,7 +261,7 @@ def load_claimed(
             world_size=world.world_size,
             candidates=run_lease.candidates,
             tiers=config.checkpoint.tiers,
-            want=want,
+            read=read,
             on_event=on_event,
         )
     except NoneWholeError:

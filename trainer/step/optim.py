@@ -6,7 +6,7 @@ State is reached by parameter name so that a checkpoint does not depend on the o
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -121,27 +121,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 @torch.no_grad()
-def load_in_place(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy each saved tensor over its target bit for bit; UserError naming every one that is missing or of another kind.
-
-    Nothing is copied unless everything fits. Saved tensors that no target asks for are left alone.
-    """
-    problems = []
-    for name, target in targets.items():
-        wanted = _kind(target)
-        if name not in saved:
-            problems.append(
-                f"{name} is missing in the checkpoint: the model or the optimizer has changed; needed: {wanted}"
-            )
-        elif _kind(saved[name]) != wanted:
-            problems.append(f"{name} = {_kind(saved[name])} in the checkpoint: does not fit; needed: {wanted}")
-    if problems:
-        raise UserError(problems)
-    for name, target in targets.items():
-        target.copy_(saved[name])
-
-
-@torch.no_grad()
 def clip_(parameters: Sequence[Tensor], max_norm: float, *, scale: float) -> float:
     """Multiply gradients by `scale` and clip the result to the global L2 norm `max_norm`; returns its norm before clipping.
 
@@ -184,7 +163,3 @@ def _norm_over_all_ranks(grads: Sequence[DTensor]) -> float:
     total = (norms.square() / torch.tensor(replicas, device=norms.device)).sum()
     dist.all_reduce(total)
     return math.sqrt(float(total))
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

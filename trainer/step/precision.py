@@ -14,7 +14,6 @@ import torch
 from lustrain.problem import problem
 from trainer.config import PrecisionConfig
 
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MASK = (1 << 64) - 1
 LEAST_SCALE = 1e-4
 """A loss scale below it helps no gradient any more, and each step is skipped: fairseq's --min-loss-scale
@@ -39,7 +38,7 @@ def autocast(config: PrecisionConfig, device: torch.device) -> AbstractContextMa
     """Return the context for forward passes; weights, gradients and optimizer state stay fp32 in every mode."""
     if config.mode == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[config.mode])
+    return torch.autocast(device.type, dtype=getattr(torch, config.dtype))
 
 
 def make_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:

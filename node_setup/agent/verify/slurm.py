@@ -79,6 +79,8 @@ def state_volume(facts: Facts, want: ExpectedHardware, request: Request) -> Resu
         return Result("slurm-state", Status.SKIPPED, "no state of a controller here")
     if mine["mounted"]:
         return Result("slurm-state", Status.OK, f"on {mine['volume']}")
+    if mine["mounted"] is None:
+        return Result("slurm-state", Status.UNKNOWN, "mounts could not be read")
     why = f"{mine['volume']} is not mounted; fix: systemctl restart lustrain-boot"
     return Result("slurm-state", Status.FAILED, why)
 

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import mmap
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
+from queue import SimpleQueue
 
 import torch
 
 from lustrain.problem import UserError
 from trainer.checkpoint.format.chunks import Chunk, CoverError, collect_chunks, require_cover
 from trainer.checkpoint.format.mesh_layout import ranks_of, ranks_storing
-from trainer.checkpoint.format.records import Entry, Manifest, MeshLayout, Part, StoredTensor
+from trainer.checkpoint.format.records import BLOCK_BYTES, Entry, Manifest, MeshLayout, Part, StoredTensor
 from trainer.checkpoint.load.memory import fresh_memory
-from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
+from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, logical_size
+from trainer.chunk import TensorMeta
 
 
 @dataclass(frozen=True)
 class Region:
-    """`lengths` elements from `offsets` on, along each dimension, of a tensor that has to have `shape` (None: any)."""
+    """`lengths` elements from `offsets` on, along each dimension, of a tensor that has to be `of` this kind (None: any)."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
-    shape: tuple[int, ...] | None = None
+    of: TensorMeta | None = None
 
 
 Wanted = Callable[[str], Region | bool]
@@ -44,43 +48,98 @@ OpenParts = Callable[[Sequence[Part]], Sequence[PartReader]]
 
 
 def read_tensors(manifest: Manifest, open_parts: OpenParts, want: Wanted, threads: int) -> dict[str, torch.Tensor]:
-    """Read what is wanted, verified and in parallel, into writable host memory.
-
-    What lies in one piece in one part is a view of that part's memory, which lives as long as any of its views; everything else
-    is copied into memory of its own. Where the manifest has a layout, only the parts that it names are opened, unless they
-    lack a chunk. Only the blocks that hold wanted rows are read, and verified as a whole. CoverError names a tensor of which
-    a wanted element is missing, UserError every tensor of another shape than its region says; ValueError is for a region
-    outside its tensor.
-    """
+    """Read what is wanted into fresh host memory (`fill_tensors`)."""
     readers, planned = _plan_reads(manifest, open_parts, want)
-    fetch_blocks(_blocks_of(readers, [read for _, _, reads in planned.values() for read in reads]), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        done = pool.map(lambda plan: _assembled(readers, *plan), planned.values())
-        return dict(zip(planned, done, strict=True))
+    targets = {name: _fresh_tensor(tensor.dtype, region.lengths) for name, (tensor, region, _) in planned.items()}
+    _fill(readers, [(read, targets[name]) for name, (_, _, reads) in planned.items() for read in reads], threads)
+    return targets
 
 
 def fill_tensors(
     manifest: Manifest, open_parts: OpenParts, want: Wanted, targets: Mapping[str, torch.Tensor], threads: int
 ) -> None:
-    """Copy what is wanted of each tensor into its target, which has the region's shape.
+    """Copy what is wanted of each tensor, verified, into its target, which has the region's shape.
 
-    Only one part's blocks are in memory at a time. Errors as `read_tensors`; they may leave some targets filled.
+    Where the manifest has a layout, only the parts that it names are opened, unless they lack a chunk. Only the blocks that
+    hold wanted rows are read, and verified as a whole. In memory are `threads` blocks at a time, and rows of which a part is
+    still to come or which the target's memory does not hold as they are stored.
+
+    Before anything is read: CoverError names a tensor of which a wanted element is missing, UserError every target that the
+    checkpoint lacks or has in another kind than its region says; ValueError is for a region outside its tensor. Damage is
+    found later, and leaves some targets filled.
     """
     readers, planned = _plan_reads(manifest, open_parts, want)
-    reads_of: dict[int, list[tuple[str, _Read]]] = {}
-    for name, (_, _, reads) in planned.items():
-        for read in reads:
-            reads_of.setdefault(read.part, []).append((name, read))
-    unread = {part: readers[part] for part in sorted(reads_of)}
-    del readers
-    while unread:
-        # A reader's memory lives as long as the reader.
-        part = next(iter(unread))
-        reader = unread.pop(part)
-        ranges = [(read.rows.start, read.rows.start + read.rows.size) for _, read in reads_of[part]]
-        fetch_blocks([(reader, number) for number in blocks_covering(ranges)], threads)
-        for name, read in reads_of[part]:
-            cut(targets[name], read.target).copy_(cut(chunk_tensor(reader, read.rows), read.source))
+    if missing := sorted(targets.keys() - planned.keys()):
+        why = "is missing in the checkpoint: the model or the optimizer has changed"
+        raise UserError([f"{name} {why}; needed: {list(targets[name].shape)}" for name in missing])
+    _fill(readers, [(read, targets[name]) for name, (_, _, reads) in planned.items() for read in reads], threads)
+
+
+class _Landing:
+    """Where the rows of one read go: into the target, by way of a copy where they do not lie there as they are stored.
+
+    `take` may be called for different blocks from different threads.
+    """
+
+    def __init__(self, read: _Read, target: torch.Tensor) -> None:
+        self._read, self._target = read, cut(target, read.target)
+        self._dtype = torch_dtype(read.rows.dtype)
+        self._missing = read.rows.size
+        self._lock = threading.Lock()
+        self._rows: torch.Tensor | None = None
+
+    def take(self, begin: int, block: torch.Tensor) -> None:
+        """Take what a block, which begins at this byte of the part, holds of the rows."""
+        rows = self._read.rows
+        first, end = max(rows.start, begin), min(rows.start + rows.size, begin + len(block))
+        with self._lock:
+            if self._rows is None:
+                target = self._target
+                as_stored = target.is_contiguous() and target.device.type == "cpu" and target.dtype == self._dtype
+                is_whole = rows.lengths == self._read.source.lengths
+                self._rows = target if as_stored and is_whole else _fresh_tensor(rows.dtype, rows.lengths)
+            landed = self._rows
+        landed.view(-1).view(torch.uint8)[first - rows.start : end - rows.start].copy_(
+            block[first - begin : end - begin]
+        )
+        with self._lock:
+            self._missing -= end - first
+            complete = not self._missing
+        if complete and landed is not self._target:
+            self._target.copy_(cut(landed, self._read.source))
+            self._rows = None
+
+
+def _fill(readers: Sequence[PartReader], reads: Sequence[tuple[_Read, torch.Tensor]], threads: int) -> None:
+    """Read each block that holds wanted rows once, in the order in which they are stored, and copy these where they belong."""
+    landings: dict[tuple[int, int], list[_Landing]] = {}
+    for read, target in reads:
+        landing = _Landing(read, target)
+        for number in blocks_covering([(read.rows.start, read.rows.start + read.rows.size)]):
+            landings.setdefault((read.part, number), []).append(landing)
+    buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
+    for _ in range(min(threads, len(landings))):
+        buffers.put(fresh_memory(BLOCK_BYTES))
+
+    @torch.no_grad()
+    def fill_from(part: int, number: int) -> None:
+        buffer = buffers.get()
+        try:
+            block = torch.frombuffer(buffer, dtype=torch.uint8)[: logical_size(readers[part].index, number)]
+            readers[part].read(number, block.numpy().data)
+            for landing in landings[part, number]:
+                landing.take(number * BLOCK_BYTES, block)
+        finally:
+            buffers.put(buffer)
+
+    with ThreadPoolExecutor(threads) as pool:
+        pending = [pool.submit(fill_from, *place) for place in sorted(landings)]
+        try:
+            for block in pending:
+                block.result()
+        finally:
+            for block in pending:
+                block.cancel()
 
 
 def _plan_reads(
@@ -130,9 +189,8 @@ def _regions(stored: Sequence[StoredTensor], want: Wanted) -> dict[StoredTensor,
         if wanted is False:
             continue
         region = Region((0,) * len(tensor.shape), tensor.shape) if wanted is True else wanted
-        if region.shape not in (None, tensor.shape):
-            kind, needed = (f"{tensor.dtype}{list(shape or ())}" for shape in (tensor.shape, region.shape))
-            misfits.append(f"{tensor.name} = {kind} in the checkpoint: does not fit; needed: {needed}")
+        if region.of and (needed := _kind(region.of)) != (found := _kind(tensor)):
+            misfits.append(f"{tensor.name} = {found} in the checkpoint: does not fit; needed: {needed}")
             continue
         ends = [offset + length for offset, length in zip(region.offsets, region.lengths, strict=True)]
         if len(ends) != len(tensor.shape) or any(end > size for end, size in zip(ends, tensor.shape, strict=True)):
@@ -141,6 +199,10 @@ def _regions(stored: Sequence[StoredTensor], want: Wanted) -> dict[StoredTensor,
     if misfits:
         raise UserError(misfits)
     return regions
+
+
+def _kind(tensor: StoredTensor | TensorMeta) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"
 
 
 def _ranks_storing(layout: MeshLayout, regions: Mapping[StoredTensor, Region]) -> set[int]:
@@ -179,17 +241,6 @@ def cut(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
-def chunk_tensor(reader: PartReader, entry: Entry) -> torch.Tensor:
-    """Return one fetched chunk as a tensor of `entry.lengths`: a view where alignment permits, else a copy."""
-    dtype = torch_dtype(entry.dtype)
-    if entry.size == 0:
-        return torch.empty(entry.lengths, dtype=dtype)
-    data = reader.bytes_of(entry.start, entry.size)
-    if entry.start % ITEM_BYTES[entry.dtype]:
-        data = memoryview(bytearray(data))
-    return torch.frombuffer(data, dtype=dtype).view(entry.lengths)
-
-
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a name in `parts.ITEM_BYTES`."""
     dtype = getattr(torch, name)
@@ -222,25 +273,7 @@ def _relative_to(ats: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
     return tuple(at - begin for at, begin in zip(ats, begins, strict=True))
 
 
-def _blocks_of(readers: Sequence[PartReader], reads: Sequence[_Read]) -> list[tuple[PartReader, int]]:
-    ranges: dict[int, list[tuple[int, int]]] = {}
-    for read in reads:
-        ranges.setdefault(read.part, []).append((read.rows.start, read.rows.start + read.rows.size))
-    return [(readers[part], number) for part in sorted(ranges) for number in blocks_covering(ranges[part])]
-
-
-def _assembled(
-    readers: Sequence[PartReader], tensor: StoredTensor, region: Region, reads: Sequence[_Read]
-) -> torch.Tensor:
-    dtype = torch_dtype(tensor.dtype)
-    if not reads:
-        return torch.empty(region.lengths, dtype=dtype)
-    if len(reads) == 1 and reads[0].rows.lengths == region.lengths:
-        return chunk_tensor(readers[reads[0].part], reads[0].rows)
-    count = prod(region.lengths)
-    memory = fresh_memory(count * ITEM_BYTES[tensor.dtype])
-    target = torch.frombuffer(memory, dtype=dtype, count=count).view(region.lengths)
-    for read in reads:
-        rows = chunk_tensor(readers[read.part], read.rows)
-        cut(target, read.target).copy_(cut(rows, read.source))
-    return target
+def _fresh_tensor(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    size = prod(shape) * ITEM_BYTES[dtype]
+    memory = fresh_memory(size)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(torch_dtype(dtype)).view(shape)

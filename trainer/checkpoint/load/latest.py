@@ -1,8 +1,9 @@
 """The load of the newest checkpoint that verifies on every rank, with the reason for each one that was passed over.
 
-Nothing is loaded in part: a rank reads and verifies all bytes it wants into fresh host memory, then the ranks compare their
-results. Damage on any rank moves all of them to the next older checkpoint. A store that does not answer is not damage: it
-ends the load with its error, so that a network fault never silently costs a run its newest work.
+Nothing is loaded in part: a rank reads and verifies all bytes it wants, then the ranks compare their results. Damage on any
+rank moves all of them to the next older checkpoint, which overwrites all that was read of this one; where none is whole, the
+load raises. A store that does not answer is not damage: it ends the load with its error, so that a network fault never silently
+costs a run its newest work.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from awscrt.checksums import crc64nvme
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ManifestId, tier_root
 from trainer.checkpoint.format.records import Manifest, encode
-from trainer.checkpoint.load.assemble import Wanted
 from trainer.checkpoint.load.parts import OnEvent, Places, read_manifest
-from trainer.checkpoint.load.stored import READ_THREADS, StoredCheckpoint
+from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.config import TierConfig
 from trainer.parallel.agree import Json, run_on_all_ranks
 from trainer.parallel.votes import VoteBox
@@ -28,6 +28,10 @@ from trainer.storage.local import LocalStore
 
 VOTE_TIMEOUT_S = 3600.0
 """The slowest rank may have to read its whole share at a crowded file system's speed."""
+
+
+Read = Callable[[StoredCheckpoint], dict[str, torch.Tensor]]
+"""Reads what a rank needs of a checkpoint, verified."""
 
 
 class NoneWholeError(UserError):
@@ -72,12 +76,13 @@ def load_latest(
     world_size: int,
     candidates: Sequence[ManifestId],
     tiers: Sequence[TierConfig] = (),
-    want: Wanted,
+    read: Read,
     on_event: OnEvent,
     timeout_s: float = VOTE_TIMEOUT_S,
 ) -> Loaded | None:
     """Load the newest of rank 0's `candidates` that every rank verified; None without candidates.
 
+    `read` gets each checkpoint to try, the next one after damage; what it fills is of no use after an error.
     Candidates are given newest first; other ranks' are ignored. Called once per VoteBox, by every rank. NoneWholeError when
     no candidate is whole, UserError when one is of a newer format; StorageError when the store cannot be read; VoteTimeout
     when a rank does not vote within `timeout_s`. Whatever else a rank raises ends the load on every rank, with its name.
@@ -92,8 +97,8 @@ def load_latest(
     skipped: list[str] = []
     for number, candidate in enumerate(ManifestId(*pair) for pair in agreed["ids"]):
         topic = f"load/{number}/{candidate.key}"
-        read = partial(_try_candidate, opened[0], candidate, want, on_event)
-        loaded, reason = _agree_on(votes, rank, topic, read, timeout_s)
+        attempt = partial(_try_candidate, opened[0], candidate, read, on_event)
+        loaded, reason = _agree_on(votes, rank, topic, attempt, timeout_s)
         if loaded is not None:
             return Loaded(loaded.manifest, loaded.tensors, skipped)
         skipped.append(f"{candidate.key}: {reason}")
@@ -101,21 +106,6 @@ def load_latest(
     if skipped:
         raise NoneWholeError([_none_is_whole(store.uri, len(skipped)), *skipped])
     return None
-
-
-def read_checkpoint(
-    places: Places,
-    manifest: Manifest,
-    *,
-    want: Wanted,
-    on_event: OnEvent,
-    threads: int = READ_THREADS,
-) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of one checkpoint, every byte behind them verified; CorruptObjectError names the damage.
-
-    ArchivedError says how many of its objects a lifecycle rule has moved to an archive.
-    """
-    return StoredCheckpoint(places, manifest, on_event=on_event, threads=threads).read(want)
 
 
 def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> tuple[ObjectStore, ...]:
@@ -162,10 +152,10 @@ def _agree_on(
     return (None, outcome["reason"]) if outcome["reason"] else (tried[0].loaded, "")
 
 
-def _try_candidate(places: Places, candidate: ManifestId, want: Wanted, on_event: OnEvent) -> _Tried:
+def _try_candidate(places: Places, candidate: ManifestId, read: Read, on_event: OnEvent) -> _Tried:
     try:
         manifest = read_manifest(places.run, candidate)
-        tensors = read_checkpoint(places, manifest, want=want, on_event=on_event)
+        tensors = read(StoredCheckpoint(places, manifest, on_event=on_event))
     except CorruptObjectError as error:
         return _Tried(_Verdict(reason=str(error) or type(error).__name__))
     except UserError as error:

@@ -27,7 +27,6 @@ from trainer.checkpoint.format.records import (
     decode_index,
     decode_manifest,
 )
-from trainer.checkpoint.load.memory import fresh_memory
 from trainer.sealed import DamagedRecordError
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
 
@@ -202,51 +201,26 @@ def blocks_covering(ranges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class PartReader:
-    """One part's bytes in memory; a block is filled only by `fetch`, which reads and verifies it.
-
-    Untouched blocks cost address space only. `fetch` may be called for different blocks from different threads.
-    """
+    """Reads one part's blocks, from a tier that has them or else from the run; different threads may read different blocks."""
 
     def __init__(self, places: Places, part: Part, index: RankIndex, notes: TierNotes) -> None:
         self.part = part
         self.index = index
-        self.memory = fresh_memory(index.size)
         self._places = places
         self._notes = notes
-        self._fetched: set[int] = set()
         self._tiers = [tier for tier in places.tiers if self._is_in_tier(tier)]
         self._expect_stored_object()
 
-    def fetch(self, number: int) -> None:
-        """Read and verify one block, once; CorruptObjectError with its place when no copy of it is whole."""
-        if number in self._fetched:
-            return
+    def read(self, number: int, target: memoryview) -> None:
+        """Fill `target` with one block, verified; CorruptObjectError with its place when no copy of it is whole."""
         for tier in self._tiers:
             try:
-                self._read_block(tier, number)
+                read_block(tier, self.part, self.index, number, target)
             except StorageError as error:
                 self._notes.pass_over(tier, self.part, self.part.data_key, error)
             else:
-                self._fetched.add(number)
                 return
-        read_twice(lambda: self._read_block(self._places.run, number))
-        self._fetched.add(number)
-
-    def bytes_of(self, start: int, size: int) -> memoryview:
-        """Return the bytes [start, start + size), which must have been fetched."""
-        missing = [n for n in blocks_covering([(start, start + size)]) if n not in self._fetched]
-        if missing:
-            raise ValueError(f"{self._where}: blocks {missing} were not fetched")
-        return memoryview(self.memory)[start : start + size]
-
-    @property
-    def _where(self) -> str:
-        return f"rank {self.part.rank}, {self.part.data_key}"
-
-    def _read_block(self, store: ObjectStore, number: int) -> None:
-        start = number * BLOCK_BYTES
-        target = memoryview(self.memory)[start : start + logical_size(self.index, number)]
-        read_block(store, self.part, self.index, number, target)
+        read_twice(lambda: read_block(self._places.run, self.part, self.index, number, target))
 
     def _expect_stored_object(self) -> None:
         if self._tiers or not self.index.blocks:
@@ -314,18 +288,6 @@ def read_indexes(places: Places, manifest: Manifest) -> list[RankIndex]:
     """Read all ranks' indexes in parallel; CorruptObjectError as `read_index`."""
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         return list(pool.map(lambda part: read_index(places, part, manifest.attempt), manifest.parts))
-
-
-def fetch_blocks(wanted: Sequence[tuple[PartReader, int]], threads: int) -> None:
-    """Fetch blocks of several parts in parallel; the first failure ends it and is raised."""
-    with ThreadPoolExecutor(threads) as pool:
-        pending = [pool.submit(reader.fetch, number) for reader, number in wanted]
-        try:
-            for block in pending:
-                block.result()
-        finally:
-            for block in pending:
-                block.cancel()
 
 
 def logical_size(index: RankIndex, number: int) -> int:

@@ -12,8 +12,9 @@ import torch
 from trainer.checkpoint.format.chunks import collect_chunks
 from trainer.checkpoint.format.layout import ATTEMPTS
 from trainer.checkpoint.format.records import Manifest, Part, RankIndex, StoredTensor
-from trainer.checkpoint.load.assemble import Wanted, fill_tensors, read_tensors
+from trainer.checkpoint.load.assemble import Region, Wanted, fill_tensors, read_tensors
 from trainer.checkpoint.load.parts import OnEvent, PartReader, Places, TierNotes, ignore_event, read_index
+from trainer.parallel.shards import LocalShard
 from trainer.storage import ArchivedError
 from trainer.storage.archive import refuse_archived
 
@@ -55,10 +56,20 @@ class StoredCheckpoint:
         with self._explains_archive():
             return read_tensors(self.manifest, self._open_parts, want, self._threads)
 
-    def fill(self, want: Wanted, targets: Mapping[str, torch.Tensor]) -> None:
-        """Copy what is wanted into `targets`, one part's bytes in memory at a time (`fill_tensors`)."""
+    def fill(self, want: Wanted, targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy what is wanted into `targets`, a few blocks in memory at a time (`fill_tensors`); return these."""
         with self._explains_archive():
             fill_tensors(self.manifest, self._open_parts, want, targets, self._threads)
+        return dict(targets)
+
+    def fill_shards(self, shards: Mapping[str, LocalShard]) -> dict[str, torch.Tensor]:
+        """Fill what a rank holds, as `fill`; UserError for what the checkpoint lacks, or has in another shape or dtype."""
+
+        def want(name: str) -> Region | bool:
+            shard = shards.get(name)
+            return shard is not None and Region(shard.chunk.offsets, shard.chunk.lengths, shard.chunk.tensor)
+
+        return self.fill(want, {name: shard.tensor for name, shard in shards.items()})
 
     def _open_parts(self, parts: Sequence[Part]) -> list[PartReader]:
         """Open readers of parts: indexes are read and checked, data is not read yet."""

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.format.chunk_plan import HeldChunk, TensorMeta, data_size, mesh_layout, plan_chunks
+from trainer.checkpoint.format.chunk_plan import data_size, mesh_layout, plan_chunks
 from trainer.checkpoint.format.records import Entry, MeshAxis, MeshLayout
+from trainer.chunk import HeldChunk
 from trainer.memory import available_memory
 from trainer.parallel.shards import Axis, LocalShard, local_shard, require_dense
 from trainer.storage.direct import seal
@@ -40,14 +41,6 @@ def _on_current_device() -> Callable[[], None]:
 
 class StagingError(Exception):
     """This host has not enough memory for a copy of the tensors to save."""
-
-
-def held_chunk(shard: LocalShard) -> HeldChunk:
-    """Return what the plan needs to know; UserError for a tensor that is not an array of bytes (sparse, nested, …)."""
-    tensor = shard.tensor
-    require_dense(shard.name, tensor)
-    meta = TensorMeta(shard.name, str(tensor.dtype).removeprefix("torch."), shard.shape, tensor.element_size())
-    return HeldChunk(meta, shard.offsets, shard.lengths, shard.replica_axes, shard.replica, shard.replicas, shard.cuts)
 
 
 _numbers = itertools.count()
@@ -251,10 +244,13 @@ class Staging:
     def _shards(self, tensors: Mapping[str, Tensor]) -> list[LocalShard]:
         # Anew for each save: torch may give a sharded parameter other memory, and what was kept of it would be stale
         # (https://github.com/pytorch/torchtitan/issues/1136).
-        return [local_shard(name, tensor, self._mesh) for name, tensor in tensors.items()]
+        shards = [local_shard(name, tensor, self._mesh) for name, tensor in tensors.items()]
+        for shard in shards:
+            require_dense(shard.name, shard.tensor)
+        return shards
 
     def _lay_out(self, shards: Sequence[LocalShard]) -> tuple[Entry, ...]:
-        held = [held_chunk(shard) for shard in shards]
+        held = [shard.chunk for shard in shards]
         if held != self._held:
             # The same on all ranks, unlike what a rank holds: of a tensor of one row the first rank of a shard holds all.
             sharded = any(chunk.cuts for chunk in held)
@@ -270,7 +266,7 @@ def _cudart() -> Any:
 
 def _rows_of(shard: LocalShard, entry: Entry) -> Tensor:
     rows = shard.tensor.detach()
-    for dim, (at, begin, length) in enumerate(zip(entry.offsets, shard.offsets, entry.lengths, strict=True)):
+    for dim, (at, begin, length) in enumerate(zip(entry.offsets, shard.chunk.offsets, entry.lengths, strict=True)):
         if length != rows.shape[dim]:
             rows = rows.narrow(dim, at - begin, length)
     return rows
