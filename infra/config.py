@@ -23,7 +23,7 @@ from infra.groups import Group as Group
 from infra.groups import GroupRole as GroupRole
 from infra.instance_types import InstanceType
 from infra.section import Name, Positive, Time, ZoneId, id_of
-from lustrain.cluster import Bucket, SlurmName, Tuning, slurm_settings
+from lustrain.cluster import Accounting, Bucket, SlurmName, Tuning, slurm_settings
 from lustrain.problem import UserError
 from lustrain.schema import Section, like, problems_of
 
@@ -400,6 +400,22 @@ class AccountingDatabase(Section):
     """Default: HyperPod's, with the cluster's id in it; clusters that share a history name one."""
 
 
+class SchedulerDatabase(AccountingDatabase):
+    """A MySQL or MariaDB of yours for the records of the stack's own Slurm, in place of one on the controller. slurmdbd on the
+    controller reaches it from the cluster's security group, and its role reads the secret."""
+
+    security_group_id: Annotated[str, id_of("sg", "a security group")]
+    """Of the database: it has to let the cluster in; the stack does not change it."""
+    name: Annotated[str, like(r"[A-Za-z0-9$_]{1,64}", "a schema's name", "slurm_acct_db")] | None = None
+    """Default: one of the cluster's name. Two clusters cannot share one."""
+
+
+class SchedulerAccounting(Accounting):
+    """slurmdbd on the controller. Without `database` its MariaDB is there too, and lies on the volume of Slurm's state."""
+
+    database: SchedulerDatabase | None = None
+
+
 class Slurm(Section):
     config_strategy: Literal["Managed", "Merge", "Overwrite"] = "Managed"
     accounting: AccountingDatabase | None = None
@@ -450,6 +466,9 @@ class Scheduler(Section):
     account: SlurmName | None = None
     """Of jobs that name none, as `qos`."""
     qos: SlurmName | None = None
+    accounting: SchedulerAccounting | None = None
+    """Records of jobs beyond the queue, for `sacct`, accounts and limits; `{}` turns it on. Off by default: it is one more
+    database to keep, and what a run did and cost is in the run itself."""
 
 
 class Eks(Section):

@@ -58,6 +58,7 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
         "last_commit_age_s": newest and newest[1],
         "submitted": read_jobs(store),
         "held": None,
+        "ended_job": None,
         "pods": [],
         "attempts": launches.records,
     }
@@ -89,6 +90,7 @@ def lines(state: Mapping[str, Any]) -> list[str]:
     shown += [backend.describe(job) for backend, job in jobs if backend is not None]
     if held := state["held"]:
         shown.append(f"job {held['job']} is held ({held['why']}); fix: {held['fix']}")
+    shown += [f"its job has ended: {state['ended_job']}"] if state["ended_job"] else []
     shown += [
         f"pod {pod['name']}{' on ' + pod['node'] if pod['node'] else ''}: {plain(pod['state'])}"
         for pod in state["pods"]

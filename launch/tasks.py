@@ -167,6 +167,8 @@ def status(flags: StatusFlags) -> TaskResult:
             if isinstance(backend, backends.PodBackend) and job:
                 state["pods"] = [asdict(pod) for pod in backend.pods(run, job)]
             state = reading.with_held_job(state, backend.held_job(run))
+            if isinstance(backend, backends.RecordingBackend) and job:
+                state["ended_job"] = backend.ended_job(run, job)
         except UserError as error:
             print_line(str(error))
     return TaskResult(reading.lines(state), state)

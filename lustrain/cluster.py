@@ -226,6 +226,18 @@ def slurm_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
     return settings
 
 
+class Accounting(Section):
+    """slurmdbd and its database on the machine of Slurm's controller."""
+
+    keep_months: Annotated[int, Field(ge=1, le=120)] = 12
+    """Older records of jobs are dropped."""
+
+
+def other_slurmdbd(settings: Mapping[str, str]) -> str | None:
+    """Return the key of slurm.conf by which the settings choose what keeps records; None where none does."""
+    return next((key for key in settings if key.lower() in ("accountingstoragetype", "accountingstoragehost")), None)
+
+
 class Slurm(Section):
     """The Slurm that jobs are given to."""
 
@@ -240,6 +252,9 @@ class Slurm(Section):
     """The controller's machine is also a node for jobs, as where there are only two."""
     settings: Annotated[Mapping[str, str], AfterValidator(slurm_settings)] = {}
     """Further keys of slurm.conf, or other values than Lustrain plans."""
+    accounting: Accounting | None = None
+    """With `machines`: `fab slurm-up` makes it on the controller, for `sacct`, accounts and limits; `{}` turns it on. Off by
+    default: it is one more database to keep, and what a run did and cost is in the run itself."""
 
 
 class Kubernetes(Section):
@@ -316,6 +331,10 @@ class Cluster(Section):
             raise ValueError(
                 f"has slurm.controller with backend {self.backend}, which has a Slurm already; allowed: ec2, machines"
             )
+        if self.slurm and self.slurm.accounting and self.backend != "machines":
+            raise ValueError(f"has slurm.accounting with backend {self.backend}; allowed: machines")
+        if self.slurm and self.slurm.accounting and (key := other_slurmdbd(self.slurm.settings)):
+            raise ValueError(f"has slurm.accounting, and {key} in slurm.settings; allowed: one of them")
         controller = self.slurm.controller_group if self.slurm else None
         if controller is not None and controller not in self.groups:
             raise ValueError(

@@ -44,6 +44,19 @@ def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
     return paced.run_on_nodes("node reboot", work)
 
 
+def without_logins(run: FleetRun) -> FleetRun:
+    """Leave login machines out, with a note: a person's session there is no job that would refuse the reboot."""
+    cluster = run.inventory.cluster
+    groups = {name for name, group in cluster.groups.items() if group.role == "login"} if cluster else set()
+    logins = [node for node in run.inventory.nodes if node.group in groups]
+    if not logins:
+        return run
+    nodes = tuple(node for node in run.inventory.nodes if node not in logins)
+    names = ", ".join(node.name for node in logins)
+    note = f"left out, since people work there: {names}; --group {','.join(sorted(groups))} reboots them"
+    return replace(run, inventory=replace(run.inventory, nodes=nodes), notes=(*run.notes, note))
+
+
 @dataclass(frozen=True)
 class HyperPodReboot:
     """These are the nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""

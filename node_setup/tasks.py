@@ -105,6 +105,8 @@ def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> TaskResult:
         lines = [*report.reboot_lines(left.outcomes), "", *left.lines]
         least = DONE if check else FAILED
         return _answer(run, "node-reboot", left.outcomes, lines, least, check=check, commands=left.commands)
+    if not (flags.node or flags.group):
+        run = reboot.without_logins(run)
     outcomes = reboot.reboot(run, check=check, wait=flags.wait)
     return _answer(run, "node-reboot", outcomes, report.reboot_lines(outcomes), check=check)
 

@@ -88,6 +88,7 @@ class TrainConfig(Section):
     """`torch.compile` each block of the Task."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """`selective` runs a policy in Python for each operation, which a small model waits for unless `compile` is on."""
 
     @property
     def micro_batches(self) -> int:

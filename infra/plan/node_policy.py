@@ -8,7 +8,7 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.plan.documents import Location, Statement, allow, location
 from infra.plan.nodes.auto_scaling import group_name
-from infra.plan.nodes.controller import secret_name
+from infra.plan.nodes.controller import accounting_secret, secret_name
 from infra.plan.nodes.logs import WRITE as WRITE_LOGS
 from infra.plan.nodes.logs import carries_logs, group_arns
 from infra.plan.place import COST_TAG, Place, bucket_names, ours, runs_uri
@@ -34,18 +34,25 @@ def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
     the controller's too."""
     statements = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     if spec.backend == "ec2":
-        written = [*_munge_key(spec, place, WRITE_SECRET), *_scaling(spec, place)] if spec.access.node_role else ()
+        written = [*_of_controller(spec, place)] if spec.access.node_role else ()
         return [*statements, *_ec2(spec, place), *_munge_key(spec, place, READ_SECRET), *written]
     statements += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
     return [*statements, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements
 
 
 def controller_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
-    """Return the statements of Slurm's controller: it boots like a node, reads and writes runs, makes the munge key, and
-    scales groups that go to zero."""
+    """Return the statements of Slurm's controller: it boots like a node, reads and writes runs, makes the munge key,
+    logs into the database of Slurm's records, and scales groups that go to zero."""
     common = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
-    own = [*_munge_key(spec, place, READ_SECRET), *_munge_key(spec, place, WRITE_SECRET), *_scaling(spec, place)]
-    return [*common, *own]
+    return [*common, *_munge_key(spec, place, READ_SECRET), *_of_controller(spec, place)]
+
+
+def _of_controller(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Yield what the controller does and nodes do not."""
+    yield from _munge_key(spec, place, WRITE_SECRET)
+    if secret := accounting_secret(spec):
+        yield allow("AccountingSecret", [f"secretsmanager:{READ_SECRET}"], secret)
+    yield from _scaling(spec, place)
 
 
 def login_statements(spec: ClusterSpec, place: Place) -> list[Statement]:

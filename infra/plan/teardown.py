@@ -177,7 +177,9 @@ def teardown(plan: Plan) -> tuple[str, ...]:
             " (its snapshots and automatic backups go too; a final backup stays, and costs until you delete it)"
         )
     if plan.controller:
-        lines.append("  Slurm's queue and jobs: aws ec2 delete-volume --volume-id $(pulumi stack output slurmState)")
+        lines.append(
+            "  the volume of Slurm's state: aws ec2 delete-volume --volume-id $(pulumi stack output slurmState)"
+        )
     if plan.monitor:
         lines.append("  the monitor's data: aws ec2 delete-volume --volume-id $(pulumi stack output monitorData)")
     if plan.observability.workspace:

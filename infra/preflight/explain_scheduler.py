@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.config import ClusterSpec, Group
+from infra.config import ClusterSpec, Group, SchedulerAccounting
 from infra.plan.nodes.user_data import user_data
 from infra.plan.place import ANYWHERE
 from infra.preflight.change import Change, Effect, protected
@@ -49,9 +49,43 @@ def scheduler(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if before.idle_minutes != after.idle_minutes:
         message = f"{before.idle_minutes} minutes become {after.idle_minutes} with the controller that is made anew"
         yield Change(f"{HERE}.idle_minutes", Effect.IN_PLACE, message)
+    yield from _accounting(before.accounting, after.accounting)
     for key in ("account", "qos"):
         if getattr(before, key) != getattr(after, key):
             yield Change(f"{HERE}.{key}", Effect.IN_PLACE, "is another default of `fab train`")
+
+
+def _accounting(before: SchedulerAccounting | None, after: SchedulerAccounting | None) -> Iterator[Change]:
+    path, anew = f"{HERE}.accounting", "with the controller that is made anew"
+    if before == after:
+        return
+    if before is None:
+        fix = "let jobs end, then replace the machines"
+        message = f"slurmdbd keeps records of jobs {anew}; running machines sample no jobs"
+        yield Change(path, Effect.NEW_NODES, message, "", fix)
+    elif after is None:
+        message = f"records end {anew}; those so far stay where they are, and nothing shows them"
+        yield Change(path, Effect.NEW_NODES, message)
+    elif _place(before) != _place(after):
+        fix = "carry them over first: mysqldump there, mysql here"
+        message = f"another database {anew}: records so far do not move with it"
+        yield Change(f"{path}.database", Effect.IN_PLACE, message, "what sacct shows of ended jobs", fix)
+    elif after.keep_months < before.keep_months:
+        message = f"{before.keep_months} months become {after.keep_months} {anew}: older records are dropped"
+        yield Change(
+            f"{path}.keep_months",
+            Effect.IN_PLACE,
+            message,
+            "records of older jobs",
+            "keep them elsewhere first: sacct --allusers --parsable2 into a file",
+        )
+    else:
+        yield Change(path, Effect.IN_PLACE, f"is another {anew}")
+
+
+def _place(accounting: SchedulerAccounting) -> tuple[str, int, str | None] | None:
+    database = accounting.database
+    return (database.endpoint, database.port, database.name) if database else None
 
 
 def min_count(path: str, after: Group) -> Change:

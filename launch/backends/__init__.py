@@ -120,6 +120,15 @@ class PodBackend(Protocol):
 
 
 @runtime_checkable
+class RecordingBackend(Protocol):
+    """A backend whose scheduler may keep records of jobs that it has forgotten otherwise."""
+
+    def ended_job(self, run: str, job: Mapping[str, Any]) -> str | None:
+        """Return how a submission's `job` ended; None where it did not, waits again, or has no record. UserError."""
+        ...
+
+
+@runtime_checkable
 class ArrayBackend(Protocol):
     """A backend that can start the runs of a sweep as tasks of one job. Methods raise UserError.
 

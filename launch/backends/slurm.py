@@ -37,6 +37,10 @@ MODULES = (
 FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'#%\\]")
 """In a word of sbatch's options: white space, quotes, and the patterns of file names."""
 PING = "scontrol ping; is slurmctld up?"
+ENDED_STATES = frozenset(
+    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
+)
+"""https://slurm.schedmd.com/sacct.html#SECTION_JOB-STATE-CODES"""
 _PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
 _TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 """https://slurm.schedmd.com/sbatch.html#OPT_time"""
@@ -127,6 +131,7 @@ class SlurmBackend:
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         _require_sbatch()
+        _check_accounts(request.options)
         _sbatch(plan.files[SCRIPT], folder, "--test-only")
         self.check_queue(request, resume=resume)
 
@@ -193,6 +198,11 @@ class SlurmBackend:
             return None
         held = next((job for job in jobs_of(run) if job.held), None)
         return HeldJob(str(held.number), held.held, held.release) if held else None
+
+    def ended_job(self, run: str, job: Mapping[str, Any]) -> str | None:
+        number = job.get("job")
+        # The newest record of a job that was requeued may be that of its former end.
+        return None if number is None or not shutil.which("sacct") or jobs_of(run) else ended(number)
 
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         queued = jobs_of(run)
@@ -370,6 +380,24 @@ def _sbatch(text: str, folder: Path, flag: str) -> str:
     return output.out
 
 
+def _check_accounts(options: SlurmOptions) -> None:
+    """Refuse an account or QOS that accounting does not know: a Slurm that enforces no limits takes any name. UserError."""
+    if shutil.which("sacctmgr") is None:
+        return
+    for flag, kind, column, always, name in (
+        ("--account", "account", "account", "root", options.account),
+        ("--qos", "qos", "name", "normal", options.qos),
+    ):
+        if name is None:
+            continue
+        output = run(("sacctmgr", "--noheader", "--parsable2", "show", kind, f"format={column}"), fix=PING)
+        known = {*output.out.lower().split()}
+        # Without accounting, while slurmdbd is away, and where its PrivateData hides accounts, sbatch decides.
+        if output.code == 0 and always in known and not {*name.lower().split(",")} <= known:
+            fix = f"`sacctmgr show {kind}` lists them; an administrator adds one: sacctmgr add {kind} {name}"
+            raise UserError(problem(flag, name, f"Slurm's accounting knows no such {kind}", fix=fix))
+
+
 def _require_sbatch() -> None:
     if shutil.which("sbatch") is None:
         fix = "run fab where Slurm's programs are: on the controller or a login node"
@@ -424,6 +452,30 @@ def _queue(run_uri: str, *options: str) -> list[list[str]]:
             f"squeue: {why}: whether a job waits or runs for {run_uri} is not known; fix: {PING}", UNREACHABLE
         )
     return [row for line in output.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
+
+
+def ended(job: int | str) -> str | None:
+    """Return how the job ended by Slurm's accounting; None where it has not, or there is no accounting. UserError."""
+    options = (
+        "--allusers",
+        "--allocations",
+        "--noheader",
+        "--parsable2",
+        f"--jobs={job}",
+        "--format=state,exitcode,end",
+    )
+    output = run(["sacct", *options], fix=PING)
+    if output.code:
+        if "accounting storage is disabled" in output.errors:
+            return None
+        why = error_text(output, ("error: ", "fatal: "))
+        raise UserError(f"sacct: {why}: how job {job} ended is not known; fix: is slurmdbd up?", UNREACHABLE)
+    # A job that was requeued has its last record here.
+    rows = [line.strip().split("|") for line in output.out.splitlines() if line.count("|") == 2]
+    if not rows or rows[-1][0].partition(" ")[0] not in ENDED_STATES:
+        return None
+    state, code, end = rows[-1]
+    return f"{state}, exit code {code}, {end}"
 
 
 def _is_held(state: str, reason: str) -> bool:

@@ -194,13 +194,13 @@ def _slurm_facts(options: Invocation, identity: Identity) -> tuple[dict[str, Any
 
 def _slurm_apply(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import lock
-    from node_setup.agent.slurm import apply, wanted
+    from node_setup.agent.slurm import accounting, apply, wanted
 
     _require_root("slurm-apply")
     host, request = Host(), wanted.parse(_read(options.request or "-"))
     try:
         with lock.hold(host, options.wait_s):
-            rows = apply.apply(host, request, _log)
+            rows = apply.take_steps(accounting.all_steps(host, request), _log, check=request.check)
     except (lock.BusyError, lock.NoLockError) as error:
         return {**empty_answer(identity), "refused": str(error)}, EXIT_REFUSED
     statuses = {row["status"] for row in rows}

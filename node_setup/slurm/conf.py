@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from lustrain.cluster import Cluster
 from node_setup.agent.owned import AGENT
 from node_setup.agent.slurm import gres, paths
+from node_setup.slurm import accounting
 from node_setup.slurm.members import Member, Version
 
 CREDENTIAL_S = 30
@@ -69,7 +70,10 @@ def _settings(cluster: Cluster, machines: Sequence[Member], by_cgroups: bool) ->
     head = next(machine for machine in machines if machine.controls)
     gpus = any(machine.facts["gpus"] for machine in machines if machine.computes)
     host = {"SlurmctldHost": f"{head.host}({head.node.address})"}
-    return {"ClusterName": cluster_name(cluster.name), **host, **shared_settings(by_cgroups=by_cgroups, gpus=gpus)}
+    shared = shared_settings(by_cgroups=by_cgroups, gpus=gpus)
+    if cluster.slurm and cluster.slurm.accounting:
+        shared |= {"AccountingStorageHost": head.node.address, **accounting.settings(by_cgroups=by_cgroups, gpus=gpus)}
+    return {"ClusterName": cluster_name(cluster.name), **host, **shared}
 
 
 def cluster_name(name: str) -> str:

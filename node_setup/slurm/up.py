@@ -24,7 +24,7 @@ from node_setup.fleet.pool import ANSWERED, Outcome
 from node_setup.fleet.protocol import Traffic
 from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
-from node_setup.slurm import conf, health, jobs
+from node_setup.slurm import accounting, conf, health, jobs
 from node_setup.slurm.members import Member, Report, controller_of, members
 
 REGISTERED_WITHIN_S = 90
@@ -70,13 +70,15 @@ def bring_up(run: FleetRun, *, check: bool) -> SlurmResult:
         raise UserError([*lines, Problem("nothing was changed")])
     files = _files(cluster, planned)
     if check:
-        body = _body(planned, files, head.facts["munge_key"], None, check=True)
+        body = _body(
+            planned, files, head.facts["munge_key"], None, check=True, recorded=controllers_accounting(cluster)
+        )
         outcomes = _call(run, run.inventory.nodes, APPLY, body)
         if states is None:
             return SlurmResult(planned, tuple(outcomes), {}, {})
         facts = {machine.node.name: machine.facts for machine in planned}
         return SlurmResult(planned, tuple(outcomes), states["nodes"], health.problems(planned, facts, states))
-    outcomes = _apply(run, planned, files)
+    outcomes = _apply(run, planned, files, controllers_accounting(cluster))
     if not all(outcome.good for outcome in outcomes):
         return SlurmResult(planned, tuple(outcomes), {}, {})
     states = _states(run, planned, head, REGISTERED_WITHIN_S)
@@ -149,11 +151,21 @@ def _files(cluster: Cluster, machines: Sequence[Member]) -> list[dict[str, Any]]
     ]
 
 
-def _apply(run: FleetRun, machines: Sequence[Member], files: list[dict[str, Any]]) -> list[Outcome]:
+def controllers_accounting(cluster: Cluster) -> dict[str, str] | None:
+    """Return what the controller is told of slurmdbd; None without accounting."""
+    if cluster.slurm is None or cluster.slurm.accounting is None:
+        return None
+    text = accounting.slurmdbd_conf(cluster.slurm.accounting.keep_months, None)
+    return {"cluster": conf.cluster_name(cluster.name), "conf": text}
+
+
+def _apply(
+    run: FleetRun, machines: Sequence[Member], files: list[dict[str, Any]], recorded: Mapping[str, str] | None
+) -> list[Outcome]:
     """Change the controller first: the others need its key, and slurmd an slurmctld that knows it."""
     head = next(machine for machine in machines if machine.controls)
     others = [machine.node for machine in machines if not machine.controls]
-    (first,) = _call(run, [head.node], APPLY, _body(machines, files, None, None))
+    (first,) = _call(run, [head.node], APPLY, _body(machines, files, None, None, recorded=recorded))
     done = {head.node.name: first}
     if first.good and others:
         try:
@@ -175,16 +187,18 @@ def _body(
     key: bytes | None,
     *,
     check: bool = False,
+    recorded: Mapping[str, str] | None = None,
 ) -> Body:
     duties = {machine.node.name: list(machine.duties) for machine in machines}
     encoded = None if key is None else base64.b64encode(key).decode()
     lacking = _lack_key(machines, digest)
+    records = {"accounting": recorded} if recorded else {}
 
     def body(node: Node) -> Mapping[str, Any]:
         # The controller's own key is the cluster's.
         sent = {"munge_digest": digest, "munge_key": encoded if node.name in lacking else None}
-        munge = {} if "controller" in duties[node.name] else sent
-        return {"duties": duties[node.name], "files": files, "check": check, **munge}
+        own = records if "controller" in duties[node.name] else sent
+        return {"duties": duties[node.name], "files": files, "check": check, **own}
 
     return body
 

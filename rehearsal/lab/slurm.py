@@ -1,7 +1,7 @@
 """A real Slurm on the nodes of a lab: munge, slurmctld and slurmd as units of the nodes, and /fsx shared by all of them.
 
 What differs from a cluster of AWS: the daemons run as root, jobs are not held by cgroups (a node has no tree of its own), there
-is no accounting database, and a node counts as lost sooner. Needs Debian's slurm-wlm and munge.
+is no accounting database unless the node agent makes one, and a node counts as lost sooner. Needs Debian's slurm-wlm and munge.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab
 
 PROGRAMS = ("munged", "sbatch", "slurmctld", "slurmd")
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd")
 QUICK: Mapping[str, str] = {
     "AuthInfo": "cred_expire=5",
     "SlurmdTimeout": "10",
@@ -71,13 +72,19 @@ _PACKAGED = (
     "mkdir -p /var/spool/slurmd /var/log/slurm; [ ! -r /etc/default/slurmd ] || . /etc/default/slurmd; "
     "eval exec slurmd -D -s -b $SLURMD_OPTIONS"
 )
+_RECORDS = "mkdir -p /var/log/slurm && exec slurmdbd -D -s"
+_DATABASE = (
+    "install -d -m 755 -o mysql -g mysql /run/mysqld && exec setpriv --reuid=mysql --regid=mysql --init-groups mariadbd"
+)
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
-def why_not() -> str | None:
-    """Return one line on what keeps this machine from running a Slurm; None where nothing does."""
-    missing = [program for program in PROGRAMS if not shutil.which(program, path=PATH)]
-    fix = "apt-get install --no-install-recommends slurm-wlm munge"
+def why_not(*, accounting: bool = False) -> str | None:
+    """Return one line on what keeps this machine from running a Slurm, or one with `accounting`; None where nothing does."""
+    needed = PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ())
+    missing = [program for program in needed if not shutil.which(program, path=PATH)]
+    more = " slurmdbd mariadb-server" if accounting else ""
+    fix = f"apt-get install --no-install-recommends slurm-wlm munge{more}"
     return f"a Slurm of the lab needs {', '.join(missing)}; fix: {fix}" if missing else None
 
 
@@ -91,6 +98,9 @@ def bring_packages(node: Node) -> None:
         "munge": ("", _MUNGE),
         "slurmctld": ("munge.service", _CONTROLLER),
         "slurmd": ("munge.service", _PACKAGED),
+        # They start where accounting is on, and need slurmdbd and mariadb-server.
+        "slurmdbd": ("munge.service", _RECORDS),
+        "mariadb": ("", _DATABASE),
     }
     for name, (after, command) in commands.items():
         node.write(f"/etc/systemd/system/{name}.service", _UNIT.format(name=name, after=after, command=command))

@@ -37,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         plans = bench.works()
         print("\n".join(bench.plan_lines(plans)), flush=True)
         if not args.dry_run:
-            rows = bench.measure(plans)
             about = {**machine(), "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
             print(", ".join(f"{key} {value}" for key, value in about.items()))
-            print(table(rows))
-            short = short or not all(row["holds"] for row in rows)
+            for rows in bench.measure(plans):
+                print(table(rows), flush=True)
+                short = short or not all(row["holds"] for row in rows)
     return int(short)
 
 

@@ -85,14 +85,12 @@ def plan_lines(plans: Sequence[tuple[Work, Strategy]]) -> Iterator[str]:
         )
 
 
-def measure(plans: Sequence[tuple[Work, Strategy]], repetitions: int = 5) -> list[dict[str, Any]]:
-    """Return the rows of these plans, measured on the first GPU, or without memory on the CPU where there is none."""
+def measure(plans: Sequence[tuple[Work, Strategy]], repetitions: int = 5) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one plan after another, measured on the first GPU, or without memory on the CPU where there is none."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    rows: list[Row] = []
     with one_rank(device):
         for work, strategy in plans:
-            rows += measure_plan(work, strategy, device, repetitions)
-    return [row.as_dict() for row in rows]
+            yield [row.as_dict() for row in measure_plan(work, strategy, device, repetitions)]
 
 
 def measure_plan(work: Work, strategy: Strategy, device: torch.device, repetitions: int) -> list[Row]:

@@ -28,7 +28,9 @@ BOUNDARY = "arn:aws{}:iam::{}:policy/boundary"
 NODE_ROLE = "arn:aws:iam::123456789012:role/team/nodes"
 PROFILE = "arn:aws:iam::123456789012:instance-profile/team/nodes"
 SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf"
+ELSEWHERE = SECRET.replace("us-east-1", "eu-west-1")
 DATABASE = {"endpoint": "db.example.com", "secret_arn": SECRET}
+RECORDS = {**DATABASE, "security_group_id": "sg-0123456789abcdef0"}
 SMALL = {**EXISTING, "compute_cidr": "10.0.0.0/28"}
 THERE = {**LUSTRE, "dns_name": US_EAST_1_DNS}
 HOMES = {key: value for key, value in THERE.items() if key != "mount_name"}
@@ -503,6 +505,32 @@ MISTAKES = [
     Mistake("SLM-008", WITH_SLURM, {"scheduler.idle_minutes": 15}),
     Mistake("SLM-009", WITH_SLURM, {"groups.1.placement": "cluster"}),
     Mistake("SLM-009", WITH_SLURM, {"groups.1.capacity": BOUGHT}, ".mode"),
+    Mistake(
+        "SLM-010",
+        WITH_SLURM,
+        {"scheduler.accounting": {}, "scheduler.settings": {"accountingStorageHost": "dbd"}},
+        "scheduler.settings.accountingStorageHost",
+    ),
+    Mistake("SLM-011", WITH_SLURM, {"scheduler.account": "nlp"}, "scheduler.account"),
+    Mistake(
+        "SLM-011",
+        WITH_SLURM,
+        {"scheduler.settings": {"AccountingStorageEnforce": "limits"}},
+        "scheduler.settings.AccountingStorageEnforce",
+    ),
+    Mistake(
+        "SLM-012",
+        WITH_SLURM,
+        {"network.closed": True, "scheduler.accounting": {"database": {**RECORDS, "secret_arn": ELSEWHERE}}},
+        "scheduler.accounting.database.secret_arn",
+    ),
+    Mistake(
+        "IAM-004",
+        WITH_SLURM,
+        {"scheduler.accounting": {"database": RECORDS}},
+        "scheduler.accounting.database.secret_arn",
+        GOVERNMENT,
+    ),
     Mistake("EC2-001", WITH_SLURM, {"scheduler.controller.type": "m7i.huge"}),
     Mistake("TUN-001", SPOT, {"tuning.profiles": {"gang": "cpu"}}, ".gang"),
     Mistake("TUN-002", SPOT, {"tuning.settings": {"vm.max_map_count": "on"}}, ".vm.max_map_count"),

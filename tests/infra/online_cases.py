@@ -26,6 +26,7 @@ from tests.infra.mistakes import (
     OTHERS,
     PROFILE,
     PROXY,
+    RECORDS,
     SLURM,
     SPOT,
     TWO_TYPES,
@@ -52,6 +53,8 @@ HOMES: dict[str, Any] = {
     "storage.home": {"type": "efs", "existing": {"id": FS, "dns_name": EFS_DNS, "security_group_id": GROUP}},
 }
 ZFS = {**EXISTING, "storage.home": {"existing": {"id": FS, "dns_name": DNS, "security_group_id": GROUP}}}
+ACCOUNTING = {**EXISTING, "scheduler.accounting": {"database": RECORDS}}
+DATABASE_GROUP = "scheduler.accounting.database.security_group_id"
 STARTS = datetime(2027, 1, 14, 11, 30, tzinfo=UTC)
 SOON = NOW + timedelta(hours=3)
 STARTS_KEY, LATER = "groups.0.capacity.starts_at", "2027-01-15T11:30:00Z"
@@ -542,6 +545,9 @@ CASES = [
     Case("EC2-105", WITH_SLURM, [image("arm64")], KEY_OF_IT, edits=CONTROLLERS_IMAGE),
     Case("SLM-101", WITH_SLURM, [named("ubuntu-noble-24.04-amd64-server")], edits=CONTROLLERS_IMAGE),
     Case("SLM-101", WITH_SLURM, [named("ubuntu-jammy-22.04-amd64-server")], KEY_OF_IT, "warning", CONTROLLERS_IMAGE),
+    Case("SLM-102", WITH_SLURM, [security_group(nfs(3306)), subnet()], edits=ACCOUNTING),
+    Case("SLM-102", WITH_SLURM, [security_group(nfs(5432)), subnet()], DATABASE_GROUP, edits=ACCOUNTING),
+    Case("SLM-102", WITH_SLURM, [NO_GROUP], DATABASE_GROUP, edits=ACCOUNTING),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], OWN_IMAGE),
     Case("EC2-107", SPOT, [], edits=IMAGE),

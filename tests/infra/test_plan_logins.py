@@ -96,6 +96,11 @@ def test_role_of_a_login_has_nothing_that_only_training_needs() -> None:
     assert login["cloudwatch:PutMetricData"] == {"*"}
 
 
+def test_login_submits_to_buckets_that_have_a_key() -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/1234abcd"
+    assert rights("login", **{"buckets.kms_key": key})["kms:GenerateDataKey"] == {key}
+
+
 def test_named_role_of_nodes_is_that_of_logins_too() -> None:
     own = spec_of(STACK, {"access": {"node_role": NODE_ROLE, "instance_profile": PROFILE}})
     assert [role.key for role in roles(own, place(STACK))] == ["node"]

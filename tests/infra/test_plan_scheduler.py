@@ -22,7 +22,7 @@ from infra.preflight.offline import run_offline
 from lustrain.cluster import parse
 from lustrain.problem import UserError
 from tests.infra.edits import GONE, place, spec_of
-from tests.infra.mistakes import NODE_ROLE, PROFILE, SLURM, SPOT
+from tests.infra.mistakes import DATABASE, NODE_ROLE, PROFILE, RECORDS, SLURM, SPOT
 from tests.infra.registered import Registered, built, waits_for
 
 STACK = "ec2-slurm-g6e"
@@ -134,6 +134,9 @@ def test_a_closed_network_of_yours_needs_the_way_to_the_key() -> None:
         ({"scheduler.controller.state_gib": 0}, "scheduler.controller.state_gib"),
         ({"scheduler.settings": {"SlurmctldHost": "me"}}, "scheduler.settings"),
         ({"scheduler.idle_minutes": 1}, "scheduler.idle_minutes"),
+        ({"scheduler.accounting": {"keep_months": 0}}, "scheduler.accounting.keep_months"),
+        ({"scheduler.accounting": {"database": DATABASE}}, "scheduler.accounting.database.security_group_id"),
+        ({"scheduler.accounting": {"database": {**RECORDS, "endpoint": "db\nStorageUser=x"}}}, "endpoint"),
     ],
 )
 def test_a_scheduler_of_no_known_form_is_one_line(edits: dict[str, Any], said: str) -> None:
@@ -151,6 +154,7 @@ CHANGES: list[tuple[str, Any, Effect]] = [
     ("scheduler.controller.state_gib", 10, Effect.IMPOSSIBLE),
     ("scheduler.settings", {"SlurmdTimeout": "120"}, Effect.NEW_NODES),
     ("scheduler.qos", "high", Effect.IN_PLACE),
+    ("scheduler.accounting", {}, Effect.NEW_NODES),
 ]
 
 
@@ -158,6 +162,66 @@ CHANGES: list[tuple[str, Any, Effect]] = [
 def test_changes_of_a_scheduler_are_told(key: str, value: Any, effect: Effect) -> None:
     (change,) = explain(spec_of(STACK, {}), spec_of(STACK, {key: value}))
     assert (change.path, change.effect) == (key, effect)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "path", "effect"),
+    [
+        ({}, GONE, "scheduler.accounting", Effect.NEW_NODES),
+        ({}, {"database": RECORDS}, "scheduler.accounting.database", Effect.IN_PLACE),
+        ({"keep_months": 24}, {}, "scheduler.accounting.keep_months", Effect.IN_PLACE),
+        ({}, {"keep_months": 24}, "scheduler.accounting", Effect.IN_PLACE),
+    ],
+)
+def test_changes_of_accounting_are_told(before: Any, after: Any, path: str, effect: Effect) -> None:
+    old = spec_of(STACK, {"scheduler.accounting": before})
+    new = spec_of(STACK, {} if after is GONE else {"scheduler.accounting": after})
+    (change,) = explain(old, new)
+    assert (change.path, change.effect) == (path, effect)
+    assert bool(change.lost) == bool(change.instead)
+
+
+def slurm_json(edits: dict[str, Any]) -> dict[str, Any]:
+    files = {file.path: file.content for file in Plan(spec_of(STACK, edits), place(STACK)).bundle.files}
+    return json.loads(files["slurm.json"])  # type: ignore[no-any-return]
+
+
+def test_accounting_is_off_and_one_key_turns_it_on() -> None:
+    off, on = slurm_json({}), slurm_json({"scheduler.accounting": {}})
+    assert ("accounting" in off, "AccountingStorage" in off["files"]["slurm.conf"]) == (False, False)
+    lines = set(on["files"]["slurm.conf"].splitlines())
+    assert {
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageTRES=gres/gpu",
+        "JobAcctGatherType=jobacct_gather/cgroup",
+    } < lines
+    assert (on["accounting"]["cluster"], on["accounting"]["secret"]) == ("slurm-g6e", None)
+    conf = on["accounting"]["conf"].splitlines()
+    assert {"StorageHost=localhost", "StorageUser=slurm", "PurgeJobAfter=12month", "PurgeStepAfter=12month"} < {*conf}
+
+
+def test_only_controller_reads_the_login_of_the_database() -> None:
+    edits = {"scheduler.accounting": {"database": {**RECORDS, "port": 3307}}}
+    found = {role.key: role.policy for role in roles(spec_of(STACK, edits), place(STACK)) if role.policy}
+    readers = {
+        key: [one["Resource"] for one in policy["Statement"] if one["Sid"] == "AccountingSecret"]
+        for key, policy in found.items()
+    }
+    assert readers == {"node": [], "controller": [[RECORDS["secret_arn"]]]}
+    (shared,) = roles(
+        spec_of(STACK, {**edits, "access": {"node_role": NODE_ROLE, "instance_profile": PROFILE}}), place(STACK)
+    )
+    assert shared.policy
+    assert "AccountingSecret" in {one["Sid"] for one in shared.policy["Statement"]}
+    plan = slurm_json(edits)["accounting"]
+    assert plan["secret"] == RECORDS["secret_arn"]
+    words = dict(line.split("=", 1) for line in plan["conf"].splitlines() if "=" in line)
+    assert (words["StorageHost"], words["StoragePort"], words["StorageLoc"]) == (
+        "db.example.com",
+        "3307",
+        "slurm_slurm_g6e",
+    )
+    assert not {"StorageUser", "StoragePass"} & {*words}
 
 
 def test_what_the_controller_boots_with_makes_it_anew() -> None:

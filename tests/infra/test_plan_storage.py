@@ -261,3 +261,5 @@ def test_existing_home_is_mounted_and_not_made() -> None:
     assert home.mounted_by_bundle(spec) == NfsMount("/", "/homes", MOUNT_OPTIONS)
     assert home.mounted_by_bundle(spec_of("ec2", storage={"home": {"type": "efs"}})) is None
     assert home.mounted_by_bundle(spec_of("hyperpod-slurm", storage={"home": {}})) is None
+    assert home.mount_options(spec) == tuple(home.OPTIONS["efs"].split(","))
+    assert home.mount_options(spec_of("hyperpod-slurm", storage={"home": {}})) == (), "HyperPod has its own"

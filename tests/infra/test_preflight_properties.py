@@ -20,7 +20,7 @@ from infra.plan.storage.associations import associations, overlaps
 from infra.preflight.explain import explain, refused
 from infra.preflight.offline import run_offline
 from tests.infra.edits import STACKS, edited
-from tests.infra.mistakes import BOUNDARY, DATABASE, NODE_ROLE, P9, PROFILE, PROXY
+from tests.infra.mistakes import BOUNDARY, DATABASE, NODE_ROLE, P9, PROFILE, PROXY, RECORDS
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +141,7 @@ EDITS: Any = st.fixed_dictionaries(
         "alarms.emails": st.lists(TEXT, max_size=3),
         "access.user": TEXT,
         "slurm.accounting": st.just(DATABASE),
+        "scheduler": st.sampled_from([{"type": "slurm", "accounting": {"database": RECORDS}}, None]),
         "eks.version": st.sampled_from(["1.10", "1.34"]),
         "eks.public_access_cidrs": st.lists(TEXT | st.sampled_from(["0.0.0.0/0", "::/0", "8.8.8.8/32"]), max_size=3),
         "eks.karpenter": st.sampled_from([None, True, False]),

@@ -42,6 +42,12 @@ def test_slurm_that_cannot_run_here_is_refused_before_the_start(part: int, monke
     assert str(refused.value).startswith("--slurm: ")
 
 
+def test_run_too_short_to_wait_twice_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        tasks.rehearse.body.__wrapped__(tasks.RehearseFlags(steps="99", slurm=True))
+    assert str(refused.value).startswith("--steps ")
+
+
 def test_launch_waits_in_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, made, waited = tmp_path / "go", list[int](), list[int]()
 
@@ -93,6 +99,7 @@ def test_rehearsal_by_slurm_keeps_its_promises() -> None:
     done = subprocess.run(command, cwd=scheduled.ROOT, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)
     outcome = json.loads("{" + done.stdout.rpartition("\n{\n")[2])
+    assert "error" not in outcome, outcome["error"]
     broken = [promise["claim"] for promise in outcome["promises"] if not promise["kept"]]
     assert (broken, done.returncode) == ([], 0)
     assert {promise["claim"] for promise in outcome["promises"]} >= BY_SLURM

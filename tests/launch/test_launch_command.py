@@ -27,7 +27,8 @@ from trainer.run.journal import REQUEST, STOP
 from trainer.storage import open_store
 
 RUN = "/shared/first"
-SLURM = RunRequest(RUN, "slurm", "", RestartPolicy(), 1, 0, f"{RUN}/stop", 60, None, None, False)
+OPTIONS = slurm.SlurmOptions(None, None, None, None, 0, False, None)
+SLURM = RunRequest(RUN, "slurm", "", RestartPolicy(), 1, 0, f"{RUN}/stop", 60, None, OPTIONS, False)
 PODS = kubernetes.KubernetesOptions("example.org/a@sha256:1", None, "ml", None, None, None, None, 0, 0, (), (), ())
 KUBERNETES = replace(SLURM, backend="kubernetes", options=PODS)
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
@@ -184,6 +185,33 @@ def test_of_what_sbatch_prints_the_error_is_told(planted: Path, lines: list[str]
 
 
 @pytest.mark.parametrize(
+    ("sacctmgr", "refused"),
+    [
+        ("echo root; echo normal", ["--account", "--qos"]),
+        ("echo root; echo normal; [ $4 = qos ] || echo research", ["--qos"]),
+        ("echo root; echo normal; echo research; echo high", []),
+        ("echo another", []),
+        ("echo 'You are not running a supported accounting_storage plugin' >&2; exit 1", []),
+    ],
+)
+def test_account_that_accounting_does_not_know_is_refused(planted: Path, sacctmgr: str, refused: list[str]) -> None:
+    """sbatch takes any name where no limits are enforced."""
+    plant(planted, "sacctmgr", sacctmgr)
+    plant(planted, "sbatch", f"touch {planted}/asked")
+    plant(planted, "squeue", "exit 0")
+    plant(planted, "touch", f": > {planted}/asked")
+    found = []
+    for account, qos in (("Research", None), (None, "high")):
+        request = replace(SLURM, options=replace(OPTIONS, account=account, qos=qos))
+        try:
+            slurm.BACKEND.check(request, LaunchPlan((), {slurm.SCRIPT: ""}), planted, resume=False)
+        except UserError as error:
+            found.append((str(error).partition(" ")[0], error.exit_code))
+    assert found == [(flag, USAGE) for flag in refused]
+    assert (planted / "asked").exists() is (len(refused) < 2)
+
+
+@pytest.mark.parametrize(
     ("lines", "code", "told"),
     [
         (
@@ -245,6 +273,32 @@ def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
     assert (tmp_path / "stops" / "first").exists()
     assert ("cancelled: job 7 of Slurm" in done.stdout) is cancelled
     assert (tmp_path / "cancelled").exists() is cancelled
+
+
+@pytest.mark.parametrize(
+    ("sacct", "told"),
+    [
+        ("echo 'CANCELLED by 0|0:15|2026-11-27T03:40:12'", "CANCELLED by 0, exit code 0:15, 2026-11-27T03:40:12"),
+        ("echo 'FAILED|7:0|2026-11-27T03:40:12'", "FAILED, exit code 7:0, 2026-11-27T03:40:12"),
+        ("echo 'RUNNING|0:0|Unknown'", None),
+        ("exit 0", None),
+        ("echo 'Slurm accounting storage is disabled' >&2; exit 1", None),
+    ],
+)
+def test_how_a_forgotten_job_ended_is_asked_of_accounting(planted: Path, sacct: str, told: str | None) -> None:
+    plant(planted, "squeue", "exit 0")
+    assert slurm.BACKEND.ended_job(RUN, {"job": 7}) is None
+    plant(planted, "sacct", f"[ $5 = --jobs=7 ] || exit 9; {sacct}")
+    assert slurm.BACKEND.ended_job(RUN, {"job": 7}) == told
+    plant(planted, "squeue", f"echo '7|PENDING|None|{RUN}'")
+    assert slurm.BACKEND.ended_job(RUN, {"job": 7}) is None
+
+
+def test_accounting_that_does_not_answer_leaves_an_end_unknown(planted: Path) -> None:
+    plant(planted, "sacct", "echo 'sacct: error: Problem talking to the database' >&2; exit 1")
+    with pytest.raises(UserError) as error:
+        slurm.ended(7)
+    assert code_of(error) == UNREACHABLE
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""A stack's Slurm on nodes of the lab, from their boots on. Real: Slurm, munge, the agent. Not real: systemd, the volume's
-file system, and Secrets Manager, in whose place a program keeps the secret in a folder that all nodes share."""
+"""A stack's Slurm on nodes of the lab, from their boots on. Real: Slurm with slurmdbd, MariaDB, munge, the agent. Not real:
+systemd, the volume's file system, and Secrets Manager, in whose place a program keeps the secret in a folder that all nodes
+share."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 
 from lustrain.cluster import NodeGroup
 from node_setup.agent.owned import AGENT
+from node_setup.agent.slurm import paths
 from node_setup.slurm import dynamic
 from rehearsal.lab import instance
 from rehearsal.lab import slurm as lab_slurm
@@ -82,9 +84,18 @@ GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
 class Stack:
     """The nodes of a stack: the first is the controller."""
 
-    def __init__(self, lab: Lab, agent: bytes, *, to_zero: Mapping[str, int] = {}) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        agent: bytes,
+        *,
+        to_zero: Mapping[str, int] = {},
+        records: dynamic.Records | None = None,
+    ) -> None:
         self.lab = lab
-        self._document = dynamic.document("demo", GROUPS, SETTINGS, to_zero=to_zero, idle_minutes=IDLE_MINUTES)
+        self._document = dynamic.document(
+            "demo", GROUPS, SETTINGS, to_zero=to_zero, idle_minutes=IDLE_MINUTES, records=records
+        )
         self.slurm = Slurm(lab)
         self._agent = agent
         for node in lab.nodes:
@@ -121,6 +132,11 @@ class Stack:
         done = node.exec("/usr/bin/python3", "-I", "-S", AGENT, "verify", "--tier", "facts", check=False)
         return {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
 
+    def record(self, job: int, node: Node | None = None) -> str:
+        """What accounting says of a job, asked on the controller or on that node."""
+        words = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=state,exitcode")
+        return (node or self.lab.nodes[0]).exec(*words, check=False).stdout.strip()
+
     def show(self, node: str) -> str:
         return self.slurm.call("scontrol", "show", "node", "--oneliner", node, check=False).stdout
 
@@ -140,7 +156,8 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def stack(agent: Path, lab: Lab) -> Stack:
-    return Stack(lab, agent.read_bytes())
+    require(lab_slurm.why_not(accounting=True) is None, str(lab_slurm.why_not(accounting=True)))
+    return Stack(lab, agent.read_bytes(), records=dynamic.Records(keep_months=12))
 
 
 def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
@@ -161,11 +178,15 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     key = base64.b64decode(controller.read(f"{FOLDER}/secret"))
     assert len(key) == 1024
     assert key[:12].hex() not in controller.read(f"{FOLDER}/calls").encode().hex()
-    assert (stack.checks(node2)["slurm-node"], stack.checks(controller)["slurm-state"]) == ("ok", "ok")
+    checks = stack.checks(controller)
+    assert (stack.checks(node2)["slurm-node"], checks["slurm-state"], checks["slurm-accounting"]) == ("ok", "ok", "ok")
+    assert controller.exec("stat", "-c", "%a %U", paths.DBD_CONF).stdout.strip() == "600 slurm"
 
     script = "#!/bin/sh\nsrun hostname\n"
     job = slurm.submit(script, "--nodes=3", "--partition=train")
     wait_until(lambda: slurm.job(job)["JobState"] == "COMPLETED")
+    failed = slurm.submit("#!/bin/sh\nexit 7\n", "--partition=train")
+    wait_until(lambda: stack.record(failed, node2) == "FAILED|7:0")
 
     node2.reboot()
     assert not node2.exec("systemctl", "is-active", "slurmd.service", check=False).stdout.startswith("active")
@@ -206,7 +227,7 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     slurm.call("scontrol", "delete", "NodeName=node3")
     wait_until(lambda: slurm.states().get("node3") == "idle")
 
-    # Another machine in the controller's place has its queue.
+    # Another machine in the controller's place has its queue and its records.
     running = slurm.submit("#!/bin/sh\nsleep 600\n", "--nodelist=node2", "--exclusive")
     waiting = slurm.submit(script, "--nodelist=node2")
     wait_until(lambda: slurm.job(running)["JobState"] == "RUNNING")
@@ -222,6 +243,9 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     assert (slurm.job(running)["JobState"], slurm.job(waiting)["JobState"]) == ("RUNNING", "PENDING")
     slurm.call("scancel", str(running))
     wait_until(lambda: slurm.job(waiting)["JobState"] == "COMPLETED")
+    assert (stack.record(job), stack.record(failed)) == ("COMPLETED|0:0", "FAILED|7:0")
+    wait_until(lambda: stack.record(waiting) == "COMPLETED|0:0")
+    assert stack.checks(controller)["slurm-accounting"] == "ok"
 
 
 def test_group_goes_to_zero_and_comes_back_with_jobs(agent: Path, lab: Lab) -> None:

@@ -63,10 +63,22 @@ def test_removed_mount_ends_unless_it_is_in_use(
     assert (("systemctl", "disable", unit_name(POINT)) in asked) != stays
 
 
-def test_unit_of_a_client_that_died_is_stopped(tmp_path: Path) -> None:
+def test_unit_without_a_mount_is_removed_and_not_stopped(tmp_path: Path) -> None:
+    """A container may still have the mount, and its client."""
     node = Node(tmp_path, BUSY)
     (tmp_path / "proc/mounts").write_text("")
     request = Request(document={"backend": "ec2"}, only=(SETTING,), force=True)
     assert tune(node, request, Identity(), 0, silent)[1] == EXIT_IN_SYNC
-    assert ("systemctl", "stop", unit_name(POINT)) in node.ran
+    assert ("systemctl", "stop", unit_name(POINT)) not in node.ran
     assert not (tmp_path / UNIT).exists()
+
+
+def test_other_file_system_at_the_mount_point_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path, Done(0, "", ""))
+    with (tmp_path / "proc/mounts").open("a") as mounts:
+        mounts.write(f"10.0.0.7:/theirs {POINT} nfs4 rw 0 0\n")
+    request = Request(document={"backend": "ec2"}, only=(SETTING,), force=True)
+    result, _ = tune(node, request, Identity(), 0, silent)
+    assert [row["status"] for row in result["rows"]] == ["conflict"]
+    assert not [command for command in node.ran if command[0] == "umount"]
+    assert (tmp_path / UNIT).exists()

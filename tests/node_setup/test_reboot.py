@@ -190,6 +190,34 @@ def test_hyperpod_reboot_is_left_to_hyperpod_with_its_exit_code(
     assert "--node-ids i-n1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("chosen", "asked"), [({}, {"n1"}), ({"group": "train,login"}, {"n1", "front"}), ({"node": "*"}, {"n1", "front"})]
+)
+def test_logins_are_rebooted_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], asked: set[str]
+) -> None:
+    node, names = Node1(boot(1)), set()
+    groups = {
+        "train": {"type": "g6e.48xlarge", "count": 1},
+        "login": {"type": "m7i.large", "count": 1, "role": "login"},
+    }
+    fixed = {"reach": {"via": "ssm"}, "runs_uri": "s3://b/", "capacity": {"mode": "spot"}}
+    nodes = {"auto_scaling_groups": ["c-train-gang", "c-login-gang"]}
+    there = parse({"name": "c", "backend": "ec2", "region": "us-west-2", "nodes": nodes, "groups": groups, **fixed})
+
+    def connect(to: Node, deadline: Deadline) -> Any:
+        names.add(to.name)
+        return node.connect(to, deadline)
+
+    connections = Connections(KnownHosts(str(tmp_path / "known")))
+    connections.connect = connect  # type: ignore[method-assign]
+    found = Inventory((Node("n1", "n1", "train"), Node("front", "front", "login")), there)
+    made = FleetRun(Options(), found, Tuning(), connections, Concurrency(), Agent(b"", "0" * 64))
+    monkeypatch.setattr(tasks, "prepare", lambda *of: made)
+    tasks.node_reboot.body(MockContext(), check=True, **chosen)
+    assert names == asked
+
+
 def test_this_machine_is_not_rebooted_and_a_wait_is_a_number(tmp_path: Path) -> None:
     connections = Connections(KnownHosts(str(tmp_path / "known")))
     made = FleetRun(Options(), Inventory((THIS_MACHINE,)), Tuning(), connections, Concurrency(), Agent(b"", ""))

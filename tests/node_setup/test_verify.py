@@ -20,7 +20,9 @@ from node_setup.agent.verify import TOPICS, home, verify
 from node_setup.agent.verify.expected import expected_hardware
 from node_setup.agent.verify.gpu import xid_action
 from node_setup.agent.verify.result import READY, Result, drain
+from node_setup.request import Tuning, request_for
 from tests.node_setup.machines import DOCUMENT, facts_of
+from tests.node_setup.slurm_machines import cluster
 
 HOMES = "fs-1.efs.us-east-1.amazonaws.com"
 WITH_HOMES = {"path": "/home", "options": ["nfsvers=4.1", "rsize=1048576", "hard", "_netdev"]}
@@ -52,7 +54,8 @@ def p5() -> dict[str, Any]:
     facts["boot_outcome"] = "ready"
     node = {"state": "IDLE+DYNAMIC_NORM", "gres": "gpu:h100:8", "version": "23.11.4", "reason": None}
     part = {"duty": "compute", "error": None, "node": node, "gres": "gpu:h100:8"}
-    facts["slurm"] = {**part, "volume": "vol-0abc", "mounted": True}
+    records = {"error": None, "registered": True}
+    facts["slurm"] = {**part, "volume": "vol-0abc", "mounted": True, "accounting": records}
     return facts
 
 
@@ -215,6 +218,10 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("slurm-state", put(False, "slurm", "mounted"), "failed", "NONE"),
     ("slurm-state", put(None, "slurm", "mounted"), "unknown", "NONE"),
     ("slurm-state", put(None, "slurm", "volume"), "skipped", "NONE"),
+    ("slurm-accounting", put(None, "slurm", "accounting"), "skipped", "NONE"),
+    ("slurm-accounting", put("refused", "slurm", "accounting", "error"), "failed", "NONE"),
+    ("slurm-accounting", put(None, "slurm", "accounting", "registered"), "unknown", "NONE"),
+    ("slurm-accounting", put(False, "slurm", "accounting", "registered"), "failed", "NONE"),
     ("clock", put(-0.0013, "time", "offset_s"), "failed", "NONE"),
     ("clock", put(False, "time", "synchronised"), "failed", "NONE"),
     ("clock", put(None, "time", "offset_s"), "unknown", "NONE"),
@@ -377,13 +384,15 @@ class Programs(Host):
 
     def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
         self.ran.append(" ".join(command))
-        return (
-            Done(0, self._entry, "")
-            if command[0] == "getent"
-            else self._made
-            if "mktemp" in command
-            else Done(0, "", "")
-        )
+        if command[0] == "getent":
+            return Done(0, self._entry, "")
+        return self._made if "mktemp" in command else Done(0, "", "")
+
+
+def test_request_names_the_server_and_the_user_of_homes() -> None:
+    home_system = {"id": "fs-1", "dns_name": HOMES, "path": "/home"}
+    expect = request_for(None, Tuning(), cluster(home=home_system, reach={"via": "ssh", "user": "ec2-user"}))["expect"]
+    assert (expect["home_server"], expect["home_user"]) == (HOMES, "ec2-user")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from infra.config import ClusterSpec
 from infra.plan.nodes import proxy
 from infra.plan.nodes.auto_scaling import fewest_processors
+from infra.plan.nodes.controller import records
 from infra.plan.nodes.document import node_document, node_groups, shows_metrics
 from infra.plan.nodes.logs import agent_configuration, carries_logs
 from infra.plan.place import BucketNames
@@ -123,6 +124,7 @@ def slurm_document(spec: ClusterSpec) -> bytes:
         spec.scheduler.settings,
         to_zero=to_zero,
         idle_minutes=spec.scheduler.idle_minutes,
+        records=records(spec),
     )
     return json.dumps(document).encode("ascii")
 

@@ -5,11 +5,14 @@ A group of Auto Scaling would give its successor another address, and slurm.conf
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
 from infra.plan.nodes.machine import MachinePlan, machine_image
 from infra.plan.place import tags
+from node_setup.slurm.accounting import Database
+from node_setup.slurm.dynamic import Records
 
 RECOVERY_DAYS = 7
 """How long a deleted munge key can be brought back: Secrets Manager's least."""
@@ -48,3 +51,20 @@ def host(spec: ClusterSpec) -> str:
 
 def secret_name(spec: ClusterSpec) -> str:
     return f"{spec.name}-munge"
+
+
+def accounting_secret(spec: ClusterSpec) -> str | None:
+    """Return the ARN of the secret with the login of the database for Slurm's records; None where there is none elsewhere."""
+    accounting = spec.scheduler.accounting if spec.controller and spec.scheduler else None
+    return accounting.database.secret_arn if accounting and accounting.database else None
+
+
+def records(spec: ClusterSpec) -> Records | None:
+    """Return what the controller keeps of jobs, and where; None without accounting."""
+    accounting = spec.scheduler.accounting if spec.scheduler else None
+    if accounting is None:
+        return None
+    if (where := accounting.database) is None:
+        return Records(accounting.keep_months)
+    name = where.name or f"slurm_{re.sub('[^a-z0-9]', '_', spec.name.lower())}"
+    return Records(accounting.keep_months, Database(where.endpoint, where.port, name, where.secret_arn))

@@ -7,6 +7,7 @@ import re
 from infra.aws import Aws, answered
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
+from infra.preflight.online.storage import lets_in
 from infra.preflight.rule import Context, Family, named_images
 
 OLD_UBUNTU = re.compile(r"(?i)bionic|focal|jammy|ubuntu.*\b(18|20|22)\.04")
@@ -31,3 +32,16 @@ def old_slurm(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             message = f"{name} is of an Ubuntu whose own Slurm has no dynamic nodes"
             fix = "take one of Ubuntu 24.04, or suppress this if it has a newer Slurm of yours"
             yield finding(path, message, fix)
+
+
+@RULES.add(
+    "SLM-102",
+    "The security group of the accounting database is of the nodes' VPC and lets them in at its port.",
+    "https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/Overview.RDSSecurityGroups.html",
+    permission="ec2:DescribeSecurityGroups",
+)
+def open_database(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    accounting = spec.scheduler.accounting if spec.controller and spec.scheduler else None
+    if accounting and (database := accounting.database):
+        path = "scheduler.accounting.database.security_group_id"
+        yield from lets_in(spec, aws, path, database.security_group_id, [database.port])

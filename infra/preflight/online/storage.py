@@ -149,12 +149,13 @@ SAME_VPC = "use one of the nodes' VPC: a file system has mount targets in one VP
 def open_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     lustre, homes = spec.storage.lustre, spec.storage.home
     if lustre and lustre.existing:
-        yield from _lets_in(spec, aws, f"{HERE}.security_group_id", lustre.existing.security_group_id, PORTS)
+        yield from lets_in(spec, aws, f"{HERE}.security_group_id", lustre.existing.security_group_id, PORTS)
     if homes and homes.existing:
-        yield from _lets_in(spec, aws, f"{HOMES}.security_group_id", homes.existing.security_group_id, [NFS_PORT])
+        yield from lets_in(spec, aws, f"{HOMES}.security_group_id", homes.existing.security_group_id, [NFS_PORT])
 
 
-def _lets_in(spec: ClusterSpec, aws: Aws, path: str, group_id: str, ports: Sequence[int]) -> Problems:
+def lets_in(spec: ClusterSpec, aws: Aws, path: str, group_id: str, ports: Sequence[int]) -> Problems:
+    """Report a security group that is not of the nodes' VPC, or does not admit them at these ports."""
     describe = aws.ec2.describe_security_groups
     answer = answered("InvalidGroup.NotFound", describe, GroupIds=[group_id])
     if answer is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.documents import characters
+from infra.plan.nodes.controller import accounting_secret
 from infra.plan.roles import EKS_ROLES, roles
 from infra.plan.storage.associations import association_key
 from infra.preflight.rule import Context, Family, groups, named_twice
@@ -110,6 +111,8 @@ def partition(spec: ClusterSpec, context: Context) -> Problems:
     plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
     roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
     secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
+    if arn := accounting_secret(spec):
+        secrets.append(("scheduler.accounting.database.secret_arn", arn))
     for path, arn in [*plans, *roles, *secrets, *_named_arns(spec), *_keys(spec)]:
         partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
         if context.partition and partition and partition != context.partition:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from infra.config import CONTROLLER, ClusterSpec
 from infra.finding import Problems, finding
-from infra.preflight.rule import Context, Family, groups, named_images
+from infra.plan.nodes.controller import accounting_secret
+from infra.plan.nodes.machine import PATHS
+from infra.preflight.rule import Context, Family, groups, listed, named_images
 from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
+from lustrain.cluster import other_slurmdbd
 
 OURS = "infra/plan/nodes/controller.py"
 CONF = "https://slurm.schedmd.com/slurm.conf.html"
 CLIENTS = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html"
 RESERVED = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html"
+ACCOUNTING = "https://slurm.schedmd.com/accounting.html"
+ENDPOINTS = "https://docs.aws.amazon.com/secretsmanager/latest/userguide/vpc-endpoint-overview.html"
 KERNEL_WITHOUT_CLIENT = "7.0"
 """Of Ubuntu 24.04's images since September 2026
 (https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html).
@@ -63,10 +68,13 @@ def idle_accelerators(spec: ClusterSpec, context: Context) -> Problems:
     judgement=True,
 )
 def nowhere_to_install_from(spec: ClusterSpec, context: Context) -> Problems:
+    accounting = spec.scheduler.accounting if spec.scheduler else None
+    records = ["slurmdbd", *([] if accounting.database else ["mariadb-server"])] if accounting else []
     for path, image_id in named_images(spec).items() if spec.controller and spec.network.closed else ():
         if image_id is None:
             message = "the default image has no Slurm, and a closed network nothing to install it from"
-            yield finding(path, message, "name an image with slurm-wlm and munge in it, of Slurm 22.05 or newer")
+            programs = listed(["slurm-wlm", "munge", *(records if path.startswith(PATHS[CONTROLLER]) else [])])
+            yield finding(path, message, f"name an image with {programs} in it, of Slurm 22.05 or newer")
 
 
 @RULES.add("SLM-006", "With Lustre, images bring a client for their kernel.", CLIENTS, judgement=True)
@@ -115,3 +123,45 @@ def odd_login(spec: ClusterSpec, context: Context) -> Problems:
         for key in OF_WORKERS:
             if key in group.model_fields_set:
                 yield finding(f"{path}.{key}", "does nothing on a login: no rank runs there", "remove it")
+
+
+@RULES.add("SLM-010", "With accounting, settings name no other slurmdbd.", CONF, essential=True)
+def two_slurmdbds(spec: ClusterSpec, context: Context) -> Problems:
+    scheduler = spec.scheduler
+    if scheduler is None or not scheduler.accounting or not spec.controller:
+        return
+    if key := other_slurmdbd(scheduler.settings):
+        message = "accounting makes a slurmdbd on the controller, and this names another"
+        yield finding(f"scheduler.settings.{key}", message, "remove it, or accounting")
+
+
+@RULES.add(
+    "SLM-011",
+    "account, qos and AccountingStorageEnforce have an effect: there is accounting.",
+    ACCOUNTING,
+    level="warning",
+)
+def accounts_without_accounting(spec: ClusterSpec, context: Context) -> Problems:
+    scheduler = spec.scheduler
+    if scheduler is None or not spec.controller or scheduler.accounting or other_slurmdbd(scheduler.settings):
+        return
+    enforced = [key for key in scheduler.settings if key.lower() == "accountingstorageenforce"]
+    keys = [key for key in ("account", "qos") if getattr(scheduler, key)]
+    for path in [*keys, *(f"settings.{key}" for key in enforced)]:
+        message = "has no effect: nothing keeps accounts or records of jobs"
+        yield finding(f"scheduler.{path}", message, "set scheduler.accounting: {}, or remove it")
+
+
+@RULES.add(
+    "SLM-012",
+    "In a closed network, the secret of the accounting database is of the cluster's region, whose endpoint there is.",
+    ENDPOINTS,
+)
+def secret_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
+    arn = accounting_secret(spec)
+    if arn is None or not spec.network.closed or context.region is None:
+        return
+    if (there := arn.split(":")[3]) != context.region:
+        message = f"the secret is in {there}, which a closed network does not reach"
+        path = "scheduler.accounting.database.secret_arn"
+        yield finding(path, message, f"replicate it to {context.region} and name that one")

@@ -13,6 +13,7 @@ from node_setup.agent.host import Host
 
 EMPTY: dict[str, Any] = {"slurm": None}
 NOT_KNOWN = "UNKNOWN to the controller"
+CONF = "/etc/slurm/slurm.conf"
 STATE = "/var/spool/slurmctld"
 OPTIONS = "/etc/default/slurmd"
 NOT_REGISTERED = ("UNKNOWN", "FUTURE", "*", "NOT_RESPONDING")
@@ -43,8 +44,27 @@ def collect(reading: MachineReading) -> dict[str, Any]:
             "gres": wanted[1] if wanted else "",
             "volume": role.get("state_volume"),
             "mounted": any(mount.target == STATE for mount in reading.mounts),
+            "accounting": _accounting(host) if role["duty"] == "controller" else None,
         }
     }
+
+
+def _accounting(host: Host) -> dict[str, Any] | None:
+    """Return whether slurmdbd answers and knows the cluster by its controller; None where slurm.conf names no slurmdbd."""
+    conf = dict(re.findall(r"^(ClusterName|AccountingStorageType)=(\S+)", host.read(CONF) or "", re.M))
+    if conf.get("AccountingStorageType") != "accounting_storage/slurmdbd":
+        return None
+    words = (
+        "sacctmgr",
+        "--noheader",
+        "--parsable2",
+        "show",
+        "cluster",
+        conf.get("ClusterName", ""),
+        "format=controlhost",
+    )
+    done = host.run(words, 30)
+    return {"error": None if done.ok else done.complaint, "registered": bool(done.out.strip()) if done.ok else None}
 
 
 def without_sockets(shown: str | None) -> str | None:

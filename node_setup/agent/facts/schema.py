@@ -375,6 +375,12 @@ class SlurmNode(TypedDict):
     reason: str | None
 
 
+class SlurmAccounting(TypedDict):
+    error: str | None
+    """It says why slurmdbd does not answer."""
+    registered: bool | None
+
+
 class SlurmFacts(TypedDict):
     duty: str
     error: str | None
@@ -386,6 +392,8 @@ class SlurmFacts(TypedDict):
     volume: str | None
     mounted: bool
     """It is true where something is mounted where the controller keeps its state."""
+    accounting: SlurmAccounting | None
+    """It is None but on a controller with a slurmdbd."""
 
 
 class FactError(TypedDict):
@@ -433,9 +441,9 @@ class NodeFacts(TypedDict):
     """It is None where the stack has no Slurm."""
     environment: list[Variable]
     files: dict[str, FileFacts | None]
+    """It holds `owned.PATHS`, `owned.NOTES` and the wanted mount units; None for a file that is not there."""
     s3_units: dict[str, str]
     """The mount point of a bucket stands by its unit's name."""
-    """It holds `owned.PATHS`, `owned.NOTES` and the wanted mount units; None for a file that is not there."""
     disk: dict[str, DiskSpace | None]
     """Paths are / and /etc."""
     errors: list[FactError]

@@ -35,11 +35,18 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
     return [_end(setting, unit, point, facts) for unit, point in units.items()]
 
 
-def _end(setting: Setting, unit: str, point: str, facts: Facts) -> Step:
+def _end(setting: Setting, unit: str, point: str, facts: Facts) -> Step | Remark:
     """Unmount, then remove the unit. A mount in use is left alone, and its unit with it: umount refuses, and what follows it
-    is not done. The client ends by itself; stopping its unit would take the bucket from a container that still has it."""
-    mounted = any(mount["source"] == CLIENT and mount["target"] == point for mount in facts["mounts"])
-    first = Run(("umount", point)) if mounted else Run(("systemctl", "stop", unit))
+    is not done.
+
+    The unit is never stopped. The client ends by itself once nothing has the mount, while a container may still have one that
+    this node no longer shows; and systemd starts no client again whose unit is gone.
+    """
+    sources = [mount["source"] for mount in facts["mounts"] if mount["target"] == point]
+    if sources and sources[-1] != CLIENT:
+        why = f"{sources[-1]} is mounted at {point}, where {unit} had a bucket: left alone; fix: replace the node"
+        return Remark(setting.id, Status.CONFLICT, why, sources[-1])
+    unmount = (Run(("umount", point)),) if sources else ()
     disable, reload = Run(("systemctl", "disable", unit)), Run(("systemctl", "daemon-reload"))
-    actions = (first, disable, Remove(f"{owned.UNITS}/{unit}"), reload)
+    actions = (*unmount, disable, Remove(f"{owned.UNITS}/{unit}"), reload)
     return Step(setting.id, RUNTIME, unit, f"mounts a bucket at {point}", "removed", actions)

@@ -35,12 +35,23 @@ PACKAGES = {
 """Names of Debian and Ubuntu; munge comes on top."""
 PROGRAMS = {"controller": ("slurmctld", "scontrol"), "compute": ("slurmd", "scontrol"), "client": ("scontrol",)}
 DAEMONS = {"controller": "slurmctld.service", "compute": "slurmd.service"}
+DATABASE_DAEMON, DATABASE_SERVER = "slurmdbd.service", "mariadb.service"
+ANSWERS = {
+    DAEMONS["controller"]: ("scontrol", "ping"),
+    DATABASE_DAEMON: ("sacctmgr", "--noheader", "show", "cluster"),
+    DATABASE_SERVER: ("mariadb-admin", "ping"),
+}
+"""What succeeds once a daemon is not only up, but answers."""
 INSTALL_S = 900.0
 LOCK_S = 300
 """apt waits so long for another apt, as that of a first boot."""
 KEY_BYTES = 1024
 """Length of a key that we make; munge takes 32 to 1024: https://github.com/dun/munge/wiki/Man-8-mungekey"""
 STARTED_S = 30.0
+SLOW = (DATABASE_DAEMON, DATABASE_SERVER)
+SLOW_S = 600.0
+"""slurmdbd of a newer release converts its tables before it answers, and must not be ended meanwhile
+(https://slurm.schedmd.com/upgrades.html); MariaDB reads its log again after a crash."""
 STABLE_S = 1.0
 """A daemon that does not take its configuration ends within a second of its start."""
 POLL_S = 0.2
@@ -66,17 +77,16 @@ class Step:
     wanted: str
     inspect: Inspect
     mend: Mend
-
-
-def apply(host: Host, wanted: Wanted, log: Log) -> list[dict[str, Any]]:
-    """Bring the node to its wanted state and return a row a step; with `wanted.check` only look."""
-    return take_steps(steps(host, wanted), log, check=wanted.check)
+    aside: bool = False
+    """Its failure ends the others aside, and not the run: slurmctld goes on with what it knew of accounts."""
 
 
 def take_steps(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[str, Any]]:
     """Take the steps that are not as wanted, up to the first that fails, and return a row for each."""
-    rows = []
+    rows, aside_failed = [], False
     for step in planned:
+        if step.aside and aside_failed:
+            continue
         before = step.inspect()
         if before is None:
             rows.append(_row(step, Status.OK, None))
@@ -92,7 +102,9 @@ def take_steps(planned: Iterable[Step], log: Log, *, check: bool) -> list[dict[s
             continue
         why = f"{error}; it is {after} now" if error else f"it is {after} now"
         rows.append(_row(step, Status.FAILED, before, why))
-        break
+        if not step.aside:
+            break
+        aside_failed = True
     return rows
 
 
@@ -120,6 +132,10 @@ def _row(step: Step, status: Status, before: str | None, why: str = "") -> dict[
 def _packages(host: Host, wanted: Wanted) -> Step:
     programs = [*dict.fromkeys(program for duty in wanted.duties for program in PROGRAMS[duty]), "munged", "munge"]
     names = [*dict.fromkeys(name for duty in wanted.duties for name in PACKAGES[duty]), "munge"]
+    if wanted.accounting:
+        programs, names = [*programs, "slurmdbd", "sacctmgr"], [*names, "slurmdbd"]
+        if wanted.accounting.own_database:
+            programs, names = [*programs, "mariadbd", "mariadb"], [*names, "mariadb-server"]
 
     def inspect() -> str | None:
         missing = [program for program in programs if host.which(program) is None]
@@ -127,7 +143,8 @@ def _packages(host: Host, wanted: Wanted) -> Step:
 
     def mend() -> str | None:
         apt = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", f"DPkg::Lock::Timeout={LOCK_S}")
-        options = ("-y", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold")
+        # A MySQL that is there would be removed for MariaDB.
+        options = ("-y", "--no-remove", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold")
         updated = host.run((*apt, "update"), INSTALL_S)
         done = host.run((*apt, "install", *options, *names), INSTALL_S)
         # A mirror that does not answer need not matter: the packages may be in its cache.
@@ -146,7 +163,7 @@ def _key(host: Host, wanted: Wanted) -> Step:
             return "no key"
         if wanted.munge_digest is not None and sha256(key).hexdigest() != wanted.munge_digest:
             return "another key"
-        return _wrong_owner(host, paths.MUNGE_KEY, "munge", 0o400)
+        return wrong_owner(host, paths.MUNGE_KEY, "munge", 0o400)
 
     def mend() -> str | None:
         key = wanted.munge_key or facts.read_bytes(host, paths.MUNGE_KEY)
@@ -179,7 +196,7 @@ def _folders(wanted: Wanted) -> list[tuple[str, str, int]]:
 
 def _folder(host: Host, path: str, user: str, mode: int) -> Step:
     def inspect() -> str | None:
-        return _wrong_owner(host, path, user, mode) if host.exists(path) else "missing"
+        return wrong_owner(host, path, user, mode) if host.exists(path) else "missing"
 
     def mend() -> str | None:
         try:
@@ -200,6 +217,8 @@ def file_step(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
             return "missing"
         if content != file.content:
             return "another content"
+        if file.owner:
+            return wrong_owner(host, file.path, file.owner, file.mode)
         mode = stat.S_IMODE(os.stat(host.path(file.path)).st_mode)
         return None if mode == file.mode else f"mode {mode:04o}"
 
@@ -211,9 +230,11 @@ def file_step(host: Host, file: File, daemons: tuple[str, ...]) -> Step:
             if paths.HEADER not in former and paths.STACK_HEADER not in former:
                 _keep_former(host, file.path)
             host.write(file.path, file.content, file.mode)
+            if file.owner:
+                _give(host, file.path, file.owner)
             if file.path.startswith("/etc/systemd/"):
                 host.run(("systemctl", "daemon-reload"), 60)
-        except OSError as error:
+        except (OSError, KeyError) as error:
             return str(error)
         return None
 
@@ -240,8 +261,14 @@ def service(host: Host, unit: str, clock: Clock, *, enabled: bool = True) -> Ste
         verbs = ["enable"] if enabled else ["disable"] * (facts.unit_state(host, unit)["enabled"] == "enabled")
         # At a reboot slurmd's start waits for the unit that tunes, which waits for the boot unit, which is us (seen with 252).
         mode = () if enabled else ("--job-mode=ignore-dependencies",)
-        for command in [*(("systemctl", verb, unit) for verb in verbs), ("systemctl", "restart", *mode, unit)]:
-            done = host.run(command, 120)
+        slow = unit in SLOW
+        starts = slow and facts.unit_state(host, unit)["active"] == "activating" and unit not in _restarts_owed(host)
+        restart = () if starts else (("systemctl", "restart", *mode, unit),)
+        for command in (*(("systemctl", verb, unit) for verb in verbs), *restart):
+            done = host.run(command, SLOW_S if slow else 120)
+            if slow and command in restart:
+                # The next try shall wait for it, and not end it while it is at work.
+                _restarted(host, unit)
             if not done.ok:
                 return f"{' '.join(command)}: {done.complaint}; fix: journalctl -u {unit}"
         if not _stays_up(host, unit, clock):
@@ -269,13 +296,13 @@ def _no_service(host: Host, unit: str) -> Step:
 
 
 def _stays_up(host: Host, unit: str, clock: Clock) -> bool:
-    """Wait until the daemon has been up for a while; slurmctld also has to answer."""
-    end = clock.monotonic() + STARTED_S
+    """Wait until the daemon has been up for a while; some also have to answer."""
+    end = clock.monotonic() + (SLOW_S if unit in SLOW else STARTED_S)
     up_since: float | None = None
     while clock.monotonic() < end:
         up = facts.unit_state(host, unit)["active"] == "active"
-        if up and unit == DAEMONS["controller"]:
-            up = host.run(("scontrol", "ping")).ok
+        if up and (question := ANSWERS.get(unit)):
+            up = host.run(question).ok
         now = clock.monotonic()
         up_since = (now if up_since is None else up_since) if up else None
         if up_since is not None and now - up_since >= STABLE_S:
@@ -303,7 +330,7 @@ def _restarted(host: Host, unit: str) -> None:
         host.write(paths.RESTART_OWED, json.dumps([other for other in owed if other != unit]))
 
 
-def _wrong_owner(host: Host, path: str, user: str, mode: int) -> str | None:
+def wrong_owner(host: Host, path: str, user: str, mode: int) -> str | None:
     try:
         status, wanted = os.stat(host.path(path)), pwd.getpwnam(user)
     except KeyError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -19,8 +19,8 @@ from node_setup.agent.facts import scheduler
 from node_setup.agent.facts.instance import NODE
 from node_setup.agent.host import Host
 from node_setup.agent.run import lock
-from node_setup.agent.slurm import apply, facts, gres, key, paths, volume
-from node_setup.agent.slurm.wanted import DUTIES, File, Wanted
+from node_setup.agent.slurm import accounting, apply, facts, gres, key, paths, volume
+from node_setup.agent.slurm.wanted import DUTIES, Accounting, File, Wanted
 
 WAIT_S = 1500.0
 """For what the stack makes meanwhile: munge's key, the state volume. first_boot.sh gives the whole step 30 minutes."""
@@ -60,6 +60,8 @@ class Part:
     cgroup: Mapping[str, str]
     scaling: Mapping[str, Any] | None = None
     """For the controller: the groups that go to zero."""
+    accounting: Mapping[str, Any] | None = None
+    """Of a cluster with slurmdbd."""
 
 
 def part(host: Host, text: str) -> Part | None:
@@ -78,7 +80,7 @@ def part(host: Host, text: str) -> Part | None:
             own["duty"], own["host"], own["address"], own["munge_secret"], own["state_volume"], group,
             # A feature that is another group's name would put the node into that group's partition.
             (group, *(word for word in known if word not in gpus)), gpus.get(group, 0), bundle["files"], bundle["cgroup"],
-            bundle.get("scaling"),
+            bundle.get("scaling"), bundle.get("accounting"),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(problem(f"{NODE} and slurm.json", None, f"do not fit this agent: {error!r}")) from None
@@ -101,8 +103,9 @@ def boot(
     if mine.duty == "compute" and not host.exists(owned.SLURMD):
         tune()
     munge = _key(host, mine, log, clock)
+    records = _accounting(host, mine, log, clock)
     with lock.hold(host, LOCK_S):
-        return rows + _take(_steps(host, mine, munge, clock), log)
+        return rows + _take(_steps(host, mine, munge, records, clock), log)
 
 
 def _take(steps: Iterable[apply.Step], log: apply.Log) -> list[dict[str, Any]]:
@@ -118,7 +121,7 @@ def _packages(host: Host, mine: Part, clock: apply.Clock) -> Iterator[apply.Step
     yield _release(host)
     if mine.duty == "compute":
         yield _gpus(mine, len(facts.gpus(host, facts.cores_of(host))))
-    yield next(apply.steps(host, Wanted((mine.duty,), ()), clock))
+    yield next(apply.steps(host, Wanted((mine.duty,), (), accounting=_planned(mine)), clock))
     yield _release(host)
 
 
@@ -135,7 +138,36 @@ def _key(host: Host, mine: Part, log: apply.Log, clock: apply.Clock) -> bytes | 
         return None
 
 
-def _steps(host: Host, mine: Part, munge: bytes | None, clock: apply.Clock) -> Iterator[apply.Step]:
+def _planned(mine: Part) -> Accounting | None:
+    """Return what a controller has for Slurm's records, without what is secret."""
+    if mine.duty != "controller" or mine.accounting is None:
+        return None
+    plan = mine.accounting
+    own = plan["secret"] is None
+    return Accounting(plan["cluster"], plan["conf"], own_database=own, on_volume=own and mine.volume is not None)
+
+
+def _accounting(host: Host, mine: Part, log: apply.Log, clock: apply.Clock) -> Accounting | None:
+    """Return the plan with the login of a database elsewhere: that of an earlier boot where the secret cannot be read now."""
+    planned = _planned(mine)
+    if planned is None or planned.own_database:
+        return planned
+    assert mine.accounting is not None
+    former = host.read(paths.DBD_CONF) or ""
+    has = former.startswith(planned.conf)
+    try:
+        name, password = key.login(host, mine.accounting["secret"], KNOWN_KEY_WAIT_S if has else WAIT_S, log, clock)
+    except UserError as error:
+        if not has:
+            raise
+        log(f"WARNING: {error}; going on with the login of an earlier boot")
+        return replace(planned, conf=former)
+    return replace(planned, conf=planned.conf + accounting.login_lines(name, password))
+
+
+def _steps(
+    host: Host, mine: Part, munge: bytes | None, records: Accounting | None, clock: apply.Clock
+) -> Iterator[apply.Step]:
     if mine.duty == "controller":
         yield _host_name(host, mine.host)
         if mine.volume is not None:
@@ -144,8 +176,8 @@ def _steps(host: Host, mine: Part, munge: bytes | None, clock: apply.Clock) -> I
     seen = facts.gpus(host, facts.cores_of(host)) if computes else []
     first = paths.STACK_HEADER not in (host.read(paths.OPTIONS) or "")
     digest = sha256(munge).hexdigest() if munge else None
-    wanted = Wanted((mine.duty,), _files(host, mine, seen), digest, munge, enabled=False)
-    for step in apply.steps(host, wanted, clock):
+    wanted = Wanted((mine.duty,), _files(host, mine, seen), digest, munge, enabled=False, accounting=records)
+    for step in accounting.all_steps(host, wanted, clock):
         if computes and step.target == apply.DAEMONS["compute"]:
             if first:
                 yield _answers(host, clock)
@@ -164,6 +196,8 @@ def _steps(host: Host, mine: Part, munge: bytes | None, clock: apply.Clock) -> I
 def _files(host: Host, mine: Part, gpus: list[dict[str, Any]]) -> tuple[File, ...]:
     """Return the files of /etc/slurm. slurm.conf remembers the secret that the node's key is of."""
     head = f"{paths.STACK_HEADER}# munge: {mine.secret}\nSlurmctldHost={mine.host}({mine.address})\n"
+    if mine.accounting:
+        head += f"AccountingStorageHost={mine.address}\n"
     programs = dict(mine.files)
     texts = {
         "slurm.conf": programs.pop("slurm.conf").replace(paths.STACK_HEADER, head),

@@ -1,15 +1,17 @@
-"""munge's key in Secrets Manager: the controller makes it once, every node fetches it.
+"""Secrets in Secrets Manager: munge's key, which the controller makes once and every node fetches, and the login of a database.
 
-It goes through pipes and this process' memory, and is in no command line and no log.
+They go through pipes and this process' memory, and are in no command line and no log.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 from collections.abc import Callable
 from hashlib import sha256
+from typing import TypeVar
 
 from lustrain.problem import UserError, problem
 from node_setup.agent.host import Host
@@ -23,39 +25,76 @@ NO_VALUE = "staging label"
 """In the CLI's answer for a secret without a value: `can't find the specified secret value for staging label: AWSCURRENT`."""
 KEPT = ("AWS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 Log = Callable[[str], None]
+T = TypeVar("T")
 
 
 def munge_key(host: Host, secret: str, wait_s: float, log: Log, clock: Clock, *, makes: bool) -> bytes:
     """Return the secret's value; who `makes` the key puts one into a secret that has none. UserError after `wait_s` seconds."""
-    began, logged_s = clock.monotonic(), -LOG_EVERY_S
-    while True:
-        key, why = _get(host, secret)
-        if key is not None:
-            return key
-        if makes and NO_VALUE in why:
+
+    def read() -> tuple[bytes | None, str]:
+        key, why = _key(host, secret)
+        if key is None and makes and NO_VALUE in why:
             why = _put(host, secret, os.urandom(KEY_BYTES))
             if not why:
                 log("made munge's key")
-                continue
+                return _key(host, secret)
+        return key, why
+
+    fix = "look at the boot of the controller, and at the role of this node"
+    return _wait(read, "munge's key", secret, wait_s, log, clock, fix)
+
+
+def login(host: Host, secret: str, wait_s: float, log: Log, clock: Clock) -> tuple[str, str]:
+    """Return the user's name and the password in a secret, as RDS writes them. UserError after `wait_s` seconds."""
+
+    def read() -> tuple[tuple[str, str] | None, str]:
+        text, why = _get(host, secret)
+        if text is None:
+            return None, why
+        try:
+            table = json.loads(text)
+            name, password = table["username"], table["password"]
+        except (ValueError, KeyError, TypeError):
+            name = password = None
+        if not isinstance(name, str) or not isinstance(password, str):
+            return None, "its value is no JSON object with username and password"
+        return (name, password), ""
+
+    return _wait(
+        read, "login of the database", secret, wait_s, log, clock, "look at the secret, and at this node's role"
+    )
+
+
+def _wait(
+    read: Callable[[], tuple[T | None, str]], what: str, secret: str, wait_s: float, log: Log, clock: Clock, fix: str
+) -> T:
+    began, logged_s = clock.monotonic(), -LOG_EVERY_S
+    while True:
+        value, why = read()
+        if value is not None:
+            return value
         passed = clock.monotonic() - began
         if passed >= wait_s:
-            fix = "look at the boot of the controller, and at the role of this node"
-            raise UserError(problem("munge's key", secret, f"is not to be had after {wait_s:.0f} s: {why}", fix=fix))
+            raise UserError(problem(what, secret, f"is not to be had after {wait_s:.0f} s: {why}", fix=fix))
         if passed - logged_s >= LOG_EVERY_S:
-            log(f"waiting for munge's key in {secret}, {passed:.0f} of {wait_s:.0f} s: {why}")
+            log(f"waiting for {what} in {secret}, {passed:.0f} of {wait_s:.0f} s: {why}")
             logged_s = passed
         clock.sleep(POLL_S)
 
 
-def _get(host: Host, secret: str) -> tuple[bytes | None, str]:
-    done = _aws(host, secret, "get-secret-value", "--query", "SecretString", "--output", "text")
-    if done[0] is None:
-        return None, done[1]
+def _key(host: Host, secret: str) -> tuple[bytes | None, str]:
+    text, why = _get(host, secret)
+    if text is None:
+        return None, why
     try:
-        key = base64.b64decode(done[0].strip(), validate=True)
+        key = base64.b64decode(text.strip(), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     return (key, "") if len(key) >= LEAST_BYTES else (None, "its value is not a key in base64")
+
+
+def _get(host: Host, secret: str) -> tuple[str | None, str]:
+    return _aws(host, secret, "get-secret-value", "--query", "SecretString", "--output", "text")
 
 
 def _put(host: Host, secret: str, key: bytes) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from node_setup.agent.facts import scheduler
 
 FOLDER = "/etc/slurm"
-CONF = f"{FOLDER}/slurm.conf"
+CONF = scheduler.CONF
+DBD_CONF = f"{FOLDER}/slurmdbd.conf"
 HEADER = "# Written by lustrain (fab slurm-up): the whole file is replaced; change the Cluster instead.\n"
 """It begins every configuration that is ours. A slurm.conf without it belongs to somebody else, and is never replaced."""
 STACK_HEADER = "# Written by lustrain at boot: the whole file is replaced; change the stack instead.\n"

@@ -13,7 +13,7 @@ from lustrain.problem import UserError
 from node_setup.agent.slurm import paths
 
 DUTIES = ("controller", "compute", "client")
-_FIELDS = {"duties", "files", "munge_digest", "munge_key", "check"}
+_FIELDS = {"duties", "files", "munge_digest", "munge_key", "check", "accounting"}
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,25 @@ class File:
     """A file of Slurm's folder, by its name in it, or one elsewhere, by its path."""
 
     name: str
-    content: str
+    content: str = field(repr=False)
     mode: int = 0o644
+    owner: str | None = None
+    """A user; None: root."""
 
     @property
     def path(self) -> str:
         return self.name if self.name.startswith("/") else f"{paths.FOLDER}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """This is what the controller shall have for Slurm's records: slurmdbd.conf as text, which may hold a password, and unless
+    the database is elsewhere, a MariaDB of its own, whose data lie beside the queue where that is on a volume."""
+
+    cluster: str
+    conf: str = field(repr=False)
+    own_database: bool = True
+    on_volume: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class Wanted:
     munge_key: bytes | None = field(default=None, repr=False)
     check: bool = False
     enabled: bool = True
+    accounting: Accounting | None = None
 
 
 def parse(text: str) -> Wanted:
@@ -57,8 +71,13 @@ def parse(text: str) -> Wanted:
         decoded = None if key is None else base64.b64decode(key, validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise UserError("request.munge_key: is not base64") from None
+    accounting = table.get("accounting")
+    if accounting is not None and not _is_accounting(accounting):
+        raise UserError("request.accounting: is no accounting; allowed: an object with cluster and conf")
     made = tuple(File(file["name"], file["content"], file["mode"]) for file in files)
-    return Wanted(tuple(duties), made, table.get("munge_digest"), decoded, bool(table.get("check")))
+    recorded = None if accounting is None else Accounting(accounting["cluster"], accounting["conf"])
+    check = bool(table.get("check"))
+    return Wanted(tuple(duties), made, table.get("munge_digest"), decoded, check, accounting=recorded)
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,14 @@ def _table(text: str) -> Mapping[str, Any]:
     if not isinstance(table, dict):
         raise UserError("request: wrong type; allowed: one object")
     return table
+
+
+def _is_accounting(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"cluster", "conf"} and all(map(_is_text, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_file(value: Any) -> bool:

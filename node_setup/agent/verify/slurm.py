@@ -8,7 +8,7 @@ from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import ExpectedHardware
 from node_setup.agent.verify.result import Result, fact_at
 
-NODE_CHECK = "slurm-node"
+NODE_CHECK, ACCOUNTING_CHECK = "slurm-node", "slurm-accounting"
 ENOUGH_BYTES = 16 * 2**30
 """Below it registering buffers with EFA fails. awslabs/awsome-distributed-ai, GPU health check 2."""
 
@@ -85,4 +85,20 @@ def state_volume(facts: Facts, want: ExpectedHardware, request: Request) -> Resu
     return Result("slurm-state", Status.FAILED, why)
 
 
-CHECKS = (memlock, node, state_volume)
+def accounting(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
+    """Check that slurmdbd answers on the controller, and that the cluster is registered there."""
+    records = (facts.get("slurm") or {}).get("accounting")
+    if records is None:
+        return Result(ACCOUNTING_CHECK, Status.SKIPPED, "no accounting here")
+    if records["error"]:
+        why = f"slurmdbd does not answer: {records['error']}; fix: journalctl -u slurmdbd -u mariadb"
+        return Result(ACCOUNTING_CHECK, Status.FAILED, why)
+    if records["registered"] is None:
+        return Result(ACCOUNTING_CHECK, Status.UNKNOWN, "whether the cluster is registered could not be read")
+    if not records["registered"]:
+        why = "slurmctld is not registered with slurmdbd; fix: journalctl -u slurmctld; systemctl restart slurmctld"
+        return Result(ACCOUNTING_CHECK, Status.FAILED, why)
+    return Result(ACCOUNTING_CHECK, Status.OK, "slurmdbd answers, and the cluster is registered")
+
+
+CHECKS = (memlock, node, state_volume, accounting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lustrain.status import Status
-from node_setup.agent.kinds.s3_mounts import left_over
+from node_setup.agent.kinds.s3_mounts import CLIENT, left_over
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import ExpectedHardware
 from node_setup.agent.verify.result import REBOOT, Result, fact_at, unread_result
@@ -70,7 +70,7 @@ def s3_mounts(facts: Facts, want: ExpectedHardware, request: Request) -> Result:
         return Result("s3-mounts", Status.SKIPPED, "the cluster mounts no buckets")
     if mounts is None:
         return unread_result("s3-mounts", facts, "mounts", "mounts")
-    there = {mount["target"] for mount in mounts if mount["source"] == "mountpoint-s3"}
+    there = {mount["target"] for mount in mounts if mount["source"] == CLIENT}
     if absent := [path for path in paths if path not in there]:
         fix = "`journalctl -u 'lustrain-s3-*'` says why; replace a node that is older than the mount"
         return Result("s3-mounts", Status.FAILED, f"no bucket is mounted at {', '.join(absent)}; fix: {fix}")
