@@ -156,7 +156,7 @@ def options_of(request: Request) -> Iterator[Option]:
     work, node, (shard, tensor, _) = request.work, request.node, request.configured
     for strategy in strategies(request.nodes, node.gpus, split=work.can_split, shard=shard, tensor=tensor):
         needs = memory(work, strategy)
-        fits = needs.total <= node.usable_bytes and needs.host * node.gpus <= node.host_bytes
+        fits = needs.total <= node.usable_bytes and host_bytes(request, needs) <= node.host_bytes
         if strategy.data_ranks > work.micro_batches:
             yield Option(strategy, needs, fits, None, 0.0, 0.0)
             continue
@@ -169,6 +169,11 @@ def options_of(request: Request) -> Iterator[Option]:
             mfu(work, node, request.gpus, step.total),
             work.tokens_per_step / step.total,
         )
+
+
+def host_bytes(request: Request, needs: Memory) -> int:
+    """Return what offloaded states take of a node's own memory, with the copy of them that a save writes from."""
+    return needs.host * request.node.gpus + request.work.checkpoint_bytes // request.nodes if needs.host else 0
 
 
 def fastest(options: tuple[Option, ...]) -> Option | None:
@@ -242,9 +247,9 @@ def _nothing_fits(request: Request, options: tuple[Option, ...]) -> str:
         f"no strategy fits: {name} takes the least, {gib:,.1f} GiB of {node.usable_bytes / 2**30:,.1f} usable on a GPU"
     )
     if least.memory.total <= node.usable_bytes:
-        host = least.memory.host * node.gpus / 2**30
+        host = host_bytes(request, least.memory) / 2**30
         of = node.host_bytes / 2**30
-        why = f"no strategy fits: {name} takes {host:,.1f} of the {of:,.1f} GiB of a node for offloaded states"
+        why = f"no strategy fits: {name} takes {host:,.1f} of a node's {of:,.1f} GiB for offloaded states and a save's copy"
     near = _nearest(request)
     fix = f"the nearest that fits: {near}" if near else "a smaller model or shorter samples"
     return problem("task.model", f"{parameters_text(work.parameters)} parameters", why, fix=fix)

@@ -10,7 +10,7 @@ from infra.catalog.instances import snapshot
 from lustrain.progress import BYTES, amount_text, duration_text
 from lustrain.tables import table
 from planner.hardware import FRAGMENTATION, LINK_SHARE, PCIE_SHARE, RESERVED_BYTES
-from planner.plan import NODE_MTBF_S, Option, Outcome, Plan, Scaling
+from planner.plan import NODE_MTBF_S, Option, Outcome, Plan, Scaling, host_bytes
 from planner.step import COPY_BYTES_S, HOST_BYTES_S
 from planner.units import parameters_text, usd_text
 
@@ -66,8 +66,8 @@ def _options(plan: Plan) -> Iterator[str]:
     rows = [_option_row(plan, option) for option in plan.options]
     yield from table(heads, rows, heads[2:5] + heads[6:10])
     if plan.best.memory.host:
-        node, host = plan.request.node, plan.best.memory.host * plan.request.node.gpus
-        yield f"in host memory: {host / GIB:,.1f} of {node.host_bytes / GIB:,.1f} GiB a node for the states of the fastest"
+        host, of = host_bytes(plan.request, plan.best.memory), plan.request.node.host_bytes
+        yield f"in host memory: {host / GIB:,.1f} of {of / GIB:,.1f} GiB a node for the fastest's states and a save's copy"
 
 
 def _option_row(plan: Plan, option: Option) -> tuple[str, ...]:

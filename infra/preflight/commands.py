@@ -82,7 +82,8 @@ def changes(stack: str, old: str | None) -> list[Change]:
         outputs = deployed.outputs(stack, "spec", "--old FILE")
         before = parse(_as_deployed(outputs["spec"]))
         alone = [workspace_alone(after)] if _switch(outputs["spec"]) else []
-        was, booted = str(outputs.get("bundle", sha)), outputs.get("monitorBoot")
+        # Rules and dashboards have changed since there was no such output.
+        was, booted = str(outputs.get("bundle", sha)), outputs.get("monitorBoot", "")
     differences = explain(before, after, now())
     if not any(change.message.endswith(MONITOR_ANEW.message) for change in differences):
         differences += newer_lustrain(before, after, booted)

@@ -44,7 +44,7 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 def newer_lustrain(old: ClusterSpec, new: ClusterSpec, booted: str | None) -> list[Change]:
     """Return what the monitor becomes where this Lustrain boots it otherwise than the one that made it, by the same spec.
 
-    `booted` is the stack's output `monitorBoot`; None of a stack that is older than the output.
+    `booted` is the stack's output `monitorBoot`, empty of a stack that is older than the output; None compares nothing.
     """
     now = boot(lambda: boot_digits(old))
     if None in (booted, now, new.monitor) or now == booted:

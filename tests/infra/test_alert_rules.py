@@ -344,6 +344,20 @@ QUIET: dict[str, Quiet] = {
         | _on_each_node("lustre_targets", "1x40", 'state="silent"'),
         20,
     ),
+    "LossSpiked": Quiet(_of_run("loss", "3x60 100 3x60"), 66),  # one bad batch
+    "GpuIdle": Quiet(  # a run starts again after minutes
+        {
+            'DCGM_FI_DEV_GPU_UTIL{gpu="0"}': "98x40 0x3 98x60",
+            'lustrain_tokens_total{run="r",launch="1",rank="0"}': "0+600x40 stale",
+            'lustrain_tokens_total{run="r",launch="2",rank="0"}': "_x44 0+600x60",
+        },
+        58,
+    ),
+    "LustreSlow": Quiet(  # a target was lost, and answers again
+        _on_each_node("lustre_timeouts_total", "0x5 3x40")
+        | _on_each_node("lustre_targets", "0x5 1x4 0x40", 'state="silent"'),
+        16,
+    ),
 }
 """Where a rule that is a little wrong would fire."""
 

@@ -146,12 +146,12 @@ def test_update_of_the_monitor_is_explained(edits: dict[str, Any], path: str, ef
 def test_newer_lustrain_that_boots_the_monitor_otherwise_is_named(
     made: tuple[Registered, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Said once, also where an edit makes it anew too; unknown of a stack that is older than the output."""
+    """Said once, also where an edit makes it anew too; also of a stack that is older than the output."""
     outputs = {name: made[1][name] for name in ("spec", "bundle", "monitorBoot")}
     monkeypatch.setattr(deployed, "outputs", lambda *_: outputs)
     assert commands.changes(SPOT, None) == []
-    newer = tmp_path / "monitor_boot.sh"
-    newer.write_text(machine.BODY.read_text() + "true\n")
+    body, newer = machine.BODY, tmp_path / "monitor_boot.sh"
+    newer.write_text(body.read_text() + "true\n")
     monkeypatch.setattr(machine, "BODY", newer)
     (change,) = commands.changes(SPOT, None)
     assert (change.path, change.effect, change.message.endswith(ANEW.message)) == (
@@ -162,9 +162,11 @@ def test_newer_lustrain_that_boots_the_monitor_otherwise_is_named(
     edit = {"observability": outputs["spec"]["observability"] | {"monitor": {"retention_days": 90}}}
     outputs["spec"] = outputs["spec"] | edit
     assert [change.path for change in commands.changes(SPOT, None)] == ["observability"]
-    del outputs["monitorBoot"]
+    monkeypatch.setattr(machine, "BODY", body)
     outputs["spec"] = made[1]["spec"]
     assert commands.changes(SPOT, None) == []
+    del outputs["monitorBoot"]
+    assert commands.changes(SPOT, None) == [change]
 
 
 def test_workspace_ends_by_hand_only() -> None:

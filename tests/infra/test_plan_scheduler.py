@@ -207,7 +207,7 @@ def test_only_controller_reads_the_login_of_the_database() -> None:
         key: [one["Resource"] for one in policy["Statement"] if one["Sid"] == "AccountingSecret"]
         for key, policy in found.items()
     }
-    assert readers == {"node": [], "controller": [[RECORDS["secret_arn"]]]}
+    assert readers == {"node": [], "login": [], "controller": [[RECORDS["secret_arn"]]]}
     (shared,) = roles(
         spec_of(STACK, {**edits, "access": {"node_role": NODE_ROLE, "instance_profile": PROFILE}}), place(STACK)
     )

@@ -208,8 +208,8 @@ class Seen(HTMLParser):
 
 
 def test_html_page_is_one_file_and_runs_nothing(tmp_path: Path) -> None:
-    """The run's name, which also stands in its address, is markup."""
-    name, page = """<script>alert('1')<b>&amp;"x""", tmp_path / "report.html"
+    """The run's name, which also stands in its address, is markup, and no formula."""
+    name, page = r"""<script>alert('1')<b>&amp;"x$\y$""", tmp_path / "report.html"
     store = open_store(str(tmp_path / name))
     write_launch(store, ended=2900.0, code=0, generation=1, start_s=300.0)
     with_losses(tmp_path / name)

@@ -17,6 +17,7 @@ from lustrain.cluster import NodeGroup
 from node_setup.agent.owned import AGENT
 from node_setup.agent.slurm import paths
 from node_setup.slurm import dynamic
+from node_setup.slurm.conf import SCHEDULER_PARAMETERS
 from rehearsal.lab import instance
 from rehearsal.lab import slurm as lab_slurm
 from rehearsal.lab.node import Node
@@ -90,11 +91,12 @@ class Stack:
         agent: bytes,
         *,
         to_zero: Mapping[str, int] = {},
+        settings: Mapping[str, str] = SETTINGS,
         records: dynamic.Records | None = None,
     ) -> None:
         self.lab = lab
         self._document = dynamic.document(
-            "demo", GROUPS, SETTINGS, to_zero=to_zero, idle_minutes=IDLE_MINUTES, records=records
+            "demo", GROUPS, settings, to_zero=to_zero, idle_minutes=IDLE_MINUTES, records=records
         )
         self.slurm = Slurm(lab)
         self._agent = agent
@@ -246,6 +248,36 @@ def test_a_slurm_of_a_stack_outlives_nodes_and_controller(stack: Stack) -> None:
     assert (stack.record(job), stack.record(failed)) == ("COMPLETED|0:0", "FAILED|7:0")
     wait_until(lambda: stack.record(waiting) == "COMPLETED|0:0")
     assert stack.checks(controller)["slurm-accounting"] == "ok"
+
+
+def test_job_goes_on_where_its_old_script_still_lives(agent: Path, lab: Lab) -> None:
+    """Its node was cut off until Slurm counted it down, and comes back once Slurm may start the job there again. Slurm kills
+    the old script at once then; an epilog keeps what it runs in, so that the new one always comes too early."""
+    slow = {
+        "SchedulerParameters": f"{QUICK['SchedulerParameters']},{SCHEDULER_PARAMETERS}",
+        "TaskEpilog": f"{FOLDER}/linger",
+    }
+    stack = Stack(lab, agent.read_bytes(), settings={**SETTINGS, **slow})
+    slurm, (controller, node2, *_) = stack.slurm, lab.nodes
+    controller.write(f"{FOLDER}/linger", "#!/bin/sh\nwhile [ -e /run/linger ]; do sleep 0.2; done\n", 0o755)
+    controller.write("/etc/systemd/system/lustrain-slurm.service.d/gone.conf", "")
+    instance.attach_volume(controller, VOLUME)
+    stack.statuses(controller)
+    stack.statuses(node2)
+    slurm.wait({"node2": "idle"})
+
+    job = slurm.submit(f"#!/bin/sh\n[ -e {FOLDER}/go ] || exec sleep 3600\n", "--partition=train", "--requeue")
+    wait_until(lambda: slurm.job(job)["JobState"] == "RUNNING")
+    node2.write("/run/linger", "")
+    node2.link(False)
+    slurm.wait({"node2": "down"})
+    wait_until(lambda: slurm.job(job)["JobState"] == "PENDING" and slurm.job(job)["Reason"] != "BeginTime")
+    controller.write(f"{FOLDER}/go", "")
+    node2.link(True)
+    wait_until(lambda: "Reason=Duplicate jobid" in stack.show("node2"))
+    node2.exec("rm", "/run/linger")
+    wait_until(lambda: slurm.job(job)["JobState"] == "COMPLETED", 300)
+    slurm.wait({"node2": "idle"})
 
 
 def test_group_goes_to_zero_and_comes_back_with_jobs(agent: Path, lab: Lab) -> None:

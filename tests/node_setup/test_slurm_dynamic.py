@@ -320,6 +320,7 @@ def test_a_node_that_came_back_is_gone_anew(tmp_path: Path) -> None:
         ("IDLE+COMPLETING+DRAIN", "Duplicate jobid", False),
         ("IDLE+DRAIN+NOT_RESPONDING", "Duplicate jobid", False),
         ("DOWN+DRAIN", "Duplicate jobid", False),
+        ("IDLE+DRAIN+REBOOT_REQUESTED", "Duplicate jobid", False),
         ("IDLE", "Duplicate jobid", False),
         ("IDLE+DRAIN", "a person: Duplicate jobid", False),
         ("IDLE+DRAIN", "Kill task failed", False),

@@ -95,6 +95,12 @@ def test_job_without_nodes_brings_what_its_processors_need(cpus: int | None, wai
     assert change(group(cpus=cpus), waiting).desired == desired
 
 
+def test_group_whose_processors_are_unknown_may_be_the_larger() -> None:
+    pair = [Group("first", "gpu", 0, 2, (), cpus=48), Group("second", "gpu", 0, 2, ())]
+    found = changes(pair, [Waiting("1", ("gpu",), 1, cpus=96)], {}, IDLE_S)
+    assert [found[name].desired for name in ("first", "second")] == [1, None]
+
+
 def test_groups_of_a_partition_share_its_jobs_in_order() -> None:
     pair = [Group(name, "gpu", 0, 2, ()) for name in ("first", "second")]
     found = changes(pair, [Waiting("1", ("gpu",), 3)], {}, IDLE_S)

@@ -59,9 +59,11 @@ def test_offloaded_model_fits_where_its_node_has_the_memory(files: Files) -> Non
         if option.strategy.tensor == 1
     )
     made = files.plan(nodes="1", set=offload)
-    assert made.best.memory.host * made.request.node.gpus <= made.request.node.host_bytes
-    small = replace(made.request, node=replace(made.request.node, host_bytes=2**40))
-    assert not any(option.fits for option in options_of(small) if option.memory.host)
+    states = made.best.memory.host * made.request.node.gpus
+    needed = states + made.request.work.checkpoint_bytes
+    for bytes_there, fits in ((needed, True), (needed - 1, False)):
+        request = replace(made.request, node=replace(made.request.node, host_bytes=bytes_there))
+        assert any(option.fits for option in options_of(request) if option.memory.host == made.best.memory.host) == fits
 
 
 def test_offloaded_step_waits_for_the_hosts_cores_and_for_copies() -> None:

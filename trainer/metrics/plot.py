@@ -164,7 +164,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def set_title(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    # A run's name may hold what is a formula to matplotlib.
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
 
 
 def style_axes(axes: Axes, grid: Literal["x", "y"] = "y") -> None:

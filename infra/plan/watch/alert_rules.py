@@ -29,7 +29,8 @@ _NODES = "count by (cluster, job) (node_boot_time_seconds)"
 """Nodes that answer. A node that the discovery drops has no `up` left, so it is counted instead: the one in its place makes up
 for it. A new node that is there before the old one goes is no node more: only what lasted counts."""
 _LASTING_NODES = f"max_over_time(min_over_time({_NODES}[20m:1m])[1h:1m])"
-_TARGETS_LOST = f'max {OF_ALL_NODES} (lustrain_node_lustre_targets{{state=~"silent|inactive|read_only"}}) > 0'
+_LOST_TARGETS = 'lustrain_node_lustre_targets{state=~"silent|inactive|read_only"}'
+_TARGETS_LOST = f"max {OF_ALL_NODES} ({_LOST_TARGETS}) > 0"
 
 SHORTEST_AGE_S = 60
 """No share, count or factor in the expressions is a whole number from here on: those are all ages."""
@@ -113,8 +114,8 @@ ALERTS = (
     ),
     Alert(
         "LossSpiked",
-        # A loss that may be negative has no half as much again.
-        "avg_over_time(lustrain_loss[5m]) > 1.5 * (quantile_over_time(0.5, lustrain_loss[1h]) > 0)",
+        # A loss that may be negative has no half as much again. No single batch moves a median.
+        "quantile_over_time(0.5, lustrain_loss[5m]) > 1.5 * (quantile_over_time(0.5, lustrain_loss[1h]) > 0)",
         5,
         "ticket",
         "the loss has been half as high again as its median of an hour, for longer than a single bad batch makes it",
@@ -215,9 +216,10 @@ ALERTS = (
     ),
     Alert(
         "GpuIdle",
-        # A GPU that did nothing at all has no run, or one that starts.
-        "avg by (cluster) (avg_over_time(DCGM_FI_DEV_GPU_UTIL[15m]) > 0) / 100 < 0.9"
-        " and on (cluster) count by (cluster) (rate(lustrain_tokens_total[15m]) > 0)",
+        # A GPU that did nothing at all has no run, or one that starts. The pause of a new launch, and the windows that still
+        # see it, are shorter than what the alert waits for.
+        "avg by (cluster) (avg_over_time(DCGM_FI_DEV_GPU_UTIL[5m]) > 0) / 100 < 0.9"
+        " and on (cluster) count by (cluster) (rate(lustrain_tokens_total[5m]) > 0)",
         15,
         "ticket",
         "the GPUs that are in use compute for less than nine tenths of the time while a run trains",
@@ -247,8 +249,9 @@ ALERTS = (
     ),
     Alert(
         "LustreSlow",
+        # What timed out while a target was lost is still in the window when it answers again.
         f"count {OF_ALL_NODES} (increase(lustrain_node_lustre_timeouts_total[15m]) > 0)"
-        f" unless on (cluster, job) ({_TARGETS_LOST})",
+        f" unless on (cluster, job) (max {OF_ALL_NODES} (max_over_time({_LOST_TARGETS}[15m])) > 0)",
         5,
         "ticket",
         "requests of so many nodes to storage targets time out, though all targets answer",

@@ -136,9 +136,12 @@ def _needs(groups: Sequence[Group], waiting: Iterable[Waiting], others: Mapping[
 
 
 def _nodes_of(job: Waiting, groups: Sequence[Group]) -> int:
-    """Return how many nodes a job needs at least: of one without --nodes Slurm says one while its partition is empty."""
-    cpus = [group.cpus for group in groups if group.cpus]
-    return max(job.nodes, math.ceil(job.cpus / max(cpus))) if cpus else job.nodes
+    """Return how many nodes a job needs at least: of one without --nodes Slurm says one while its partition is empty.
+
+    Where a group's processors are not known, its machines may be the larger ones.
+    """
+    cpus = [group.cpus or 0 for group in groups]
+    return max(job.nodes, math.ceil(job.cpus / max(cpus))) if cpus and all(cpus) else job.nodes
 
 
 def _change(group: Group, need: int, idle_s: float) -> Change:

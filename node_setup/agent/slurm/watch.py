@@ -141,7 +141,8 @@ def refused_duplicate(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     named = []
     for name, node in nodes.items():
         words = set(re.findall(r"[A-Z_]+", str(node["state"])))
-        done = {"IDLE", "DRAIN"} <= words and "COMPLETING" not in words and scheduler.is_registered(dict(node))
+        # Another word is another's: one that is to be rebooted is drained too, and to resume it would call that off.
+        done = words - {"DYNAMIC_NORM"} == {"IDLE", "DRAIN"} and scheduler.is_registered(dict(node))
         if done and node["reason"] == DUPLICATE:
             named.append(name)
     return named
