@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.set-up
 CORES  := $(shell getconf _NPROCESSORS_ONLN)
-JOBS   ?= $(CORES)
+# One more than cores: a third of the time a test waits for another process, a disk or a socket.
+JOBS   ?= $(shell expr $(CORES) + 1)
 # Outside of the clone: another clone on this machine checks what has changed only.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lustrain/mypy
 

@@ -62,7 +62,7 @@ class RunRequest:
     options: Any
     """The backend's own part of the request, of its own type."""
     supervised_by_caller: bool
-    """As the backend's (`RequestBackend`)."""
+    """Whether the process that starts it supervises it until it has ended (`RequestBackend`)."""
 
     @property
     def config_uri(self) -> str:
@@ -111,6 +111,8 @@ class RequestBackend(Protocol):
     scheduler_can_replace_nodes: bool
     supervised_by_caller: bool
     """Whether the process that starts a run supervises it until it has ended, so that a sweep trains its points in turn."""
+    supervises_ranges: bool
+    """Whether it does so for a run of N to M nodes even where one of a fixed number is left to a scheduler."""
 
     def serves(self, cluster: Cluster) -> bool:
         """Whether runs of this Cluster start here unless --on names another backend."""
@@ -203,7 +205,7 @@ def resolve_request(
         grace_s=interrupt.signal_grace_s,
         python=flags.python,
         options=options,
-        supervised_by_caller=backend.supervised_by_caller,
+        supervised_by_caller=backend.supervised_by_caller or (backend.supervises_ranges and min_nodes < max_nodes),
     )
 
 
@@ -320,7 +322,9 @@ def _group(flags: TrainFlags, cluster: Cluster, problems: list[Problem]) -> Node
         problems.append(problem("--group", None, "the Cluster has several worker groups", allowed=names))
     group = next(iter(matching.values()), None)
     low = re.match("[0-9]+", flags.nodes)
-    if group and low and int(low[0]) > group.count:
+    # Nodes of a group without any come when pods wait for them.
+    made_for_pods = group is not None and group.count == 0 and cluster.backend == "hyperpod-eks"
+    if group and low and int(low[0]) > group.count and not made_for_pods:
         why = f"the group has {group.count} nodes of type {group.type}"
         problems.append(problem("--nodes", flags.nodes, why, allowed=f"1 to {group.count}"))
     return group

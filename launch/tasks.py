@@ -61,10 +61,12 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     every, folder = backends.load_all(), Path.cwd()
     plan = (plan_sweep if flags.search is None else plan_search)(flags, cluster, every, folder, _image(flags.image))
     name = plan.backend
-    if at_once is not None and every[name].supervised_by_caller:
+    # Of all points alike: they differ in settings, not in flags.
+    in_turn = every[name].supervised_by_caller or (every[name].supervises_ranges and "-" in flags.nodes)
+    if at_once is not None and in_turn:
         why = f"only valid with a scheduler: on {name} the points are trained in turn"
         raise UserError(problem("--at-once", at_once, why, fix="leave it out"))
-    if flags.detach and every[name].supervised_by_caller:
+    if flags.detach and in_turn:
         why = f"on {name} the points of a sweep are trained in turn by this fab sweep"
         raise UserError(problem("--detach", True, why, fix="leave it out, or start fab under tmux or systemd-run"))
     if flags.dry or context.config.run.dry:

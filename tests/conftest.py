@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 
@@ -13,6 +14,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -71,6 +73,14 @@ def day_of_examples() -> Iterator[None]:
     """Preflight's day is one on which the example stacks pass, whatever the calendar says, also in child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(NOW, DAY_OF_EXAMPLES)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_reading_of_aws_models() -> Iterator[None]:
+    """Sessions of this process share botocore's descriptions of services, which each would read from disk again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
         yield
 
 

@@ -1,12 +1,14 @@
 """Kubernetes as a backend: a run is an Indexed Job with a headless Service, one pod a node.
 
 There is no operator and no supervisor of ours: every pod's launcher ends with the job's exit code, and the Job's failure
-policy starts pods again by it.
+policy starts pods again by it. A Job cannot go on with fewer pods. So a run of N to M nodes (`--nodes N-M`) has none:
+`fab train` supervises it, and every launch is pods on the nodes that have room.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,20 +17,30 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import IO, Any
 
+from launch import runs
 from launch.backends import HeldJob, LaunchPlan, LogLine, Pod, Submission
-from launch.backends.command import error_text, run
-from launch.backends.ranks import SPARE_S
+from launch.backends.kubernetes_api import kubectl
+from launch.backends.kubernetes_executor import LAUNCH, KubernetesExecutor
+from launch.backends.kubernetes_nodes import RUN_NAME, PodNeeds, left_out
+from launch.backends.local import OwnedJournal
+from launch.backends.ranks import NOTICE_S, SPARE_S, late_s
 from launch.flags import TrainFlags
 from launch.image import checked_image
 from launch.request import RunRequest, Target
+from launch.supervisor.loop import supervise
+from launch.supervisor.policy import DONE, Stop
 from lustrain.cluster import Cluster
 from lustrain.cluster import Kubernetes as KubernetesDefaults
-from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
-from trainer.environment import SILENT
+from lustrain.problem import FAILED, USAGE, Problem, UserError, problem
+from lustrain.progress import print_line
+from trainer.environment import ATTEMPT, SILENT, max_silence_s
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.storage import ObjectStore
+from trainer.node.heartbeat import SILENT_S
+from trainer.run import journal
+from trainer.storage import ObjectStore, StorageError
 
 OBJECTS = "launch/kubernetes.json"
 PORT = 29_500
@@ -44,14 +56,13 @@ HUGE_PAGES = "5120Mi"
 """Needed by EFA: https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
 USER = 1000
 """The image's user (images/trainer.Dockerfile)."""
-_LOST = (
-    "connection refused|no such host|i/o timeout|Unable to connect|connection to the server|getting credentials|"
-    "TLS handshake timeout|context deadline exceeded"
-)
 JOB_NAME = r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?"
 """The pods' names end with an index, and have 63 letters at most:
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode"""
+MANAGED = {"app.kubernetes.io/managed-by": "lustrain"}
 ENDED = ("Complete", "Failed")
+LIVE = ("Pending", "Running")
+"""Phases of a pod that has not ended."""
 PODS_AT_ONCE = 16
 """Pods whose logs are read at the same time: a process of kubectl for each."""
 _JOB = "batch.kubernetes.io/job-name"
@@ -80,13 +91,22 @@ class KubernetesOptions:
     """Taints of the nodes: key and effect."""
     claims: tuple[tuple[str, str], ...]
     """Path in the pod, and the claim that is mounted there."""
+    supervised: bool = False
+    """Whether it is a run of N to M nodes, which has pods and no Job."""
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Extended resources of a pod."""
+        devices = {"nvidia.com/gpu": self.gpus, "vpc.amazonaws.com/efa": self.efa}
+        return {name: count for name, count in devices.items() if count}
 
 
 class KubernetesBackend:
-    own_flags = ("image", "queue", "priority")
+    own_flags = ("grow_after", "image", "queue", "priority")
     uses_groups = True
     scheduler_can_replace_nodes = False
     supervised_by_caller = False
+    supervises_ranges = True
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend == "hyperpod-eks" or cluster.kubernetes is not None
@@ -102,9 +122,17 @@ class KubernetesBackend:
         if not re.fullmatch(JOB_NAME, name):
             allowed = "up to 52 small letters, digits and -"
             problems.append(problem("--name", name, "cannot be the name of a Job", allowed=allowed))
-        if "-" in flags.nodes or flags.spare != "0":
-            fix = "give one number: Kubernetes replaces a lost pod by itself"
-            problems.append(problem("--nodes", flags.nodes, "a Job has a fixed number of pods", fix=fix))
+        if target.spare_nodes:
+            fix = "leave it out: every other node of the group takes a lost one's place"
+            problems.append(problem("--spare", flags.spare, "only valid with --on slurm", fix=fix))
+        low, _, high = flags.nodes.partition("-")
+        supervised = bool(high) and low != high
+        if supervised and flags.queue is not None:
+            fix = "give one number of nodes, or leave the queue out"
+            problems.append(problem("--queue", flags.queue, "Kueue admits a run of one size", fix=fix))
+        if supervised and flags.detach:
+            fix = "start fab under tmux or systemd-run; or give one number of nodes, whose Job needs no fab train"
+            problems.append(problem("--detach", True, "a run of N to M nodes is supervised by its fab train", fix=fix))
         ref = checked_image(flags, target, problems)
         if not target.run.startswith("s3://") and not any(
             target.run.startswith(f"{path}/") for path in defaults.claims
@@ -124,30 +152,44 @@ class KubernetesBackend:
             labels=tuple(group.labels.items()) if group else (),
             tolerated=tuple((taint.key, taint.effect) for taint in group.taints) if group else (),
             claims=tuple(defaults.claims.items()),
+            supervised=supervised,
         )
 
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         command = ("kubectl", f"--namespace={request.options.namespace}", "create", "--filename=-")
-        return LaunchPlan(command, {OBJECTS: manifest(request, environ)})
+        if not request.options.supervised:
+            return LaunchPlan(command, {OBJECTS: manifest(request, environ)})
+        # Which nodes have room is not known before the API server answers.
+        names = [f"node{index}" for index in range(request.policy.max_nodes)]
+        return LaunchPlan(command, {OBJECTS: _list([service(request), *launch_pods(request, 1, names, environ)])})
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         check_and_free_name(plan.files[OBJECTS], request, resume=resume)
+        if request.options.supervised:
+            refuse_too_few(request)
 
     def submit(
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
     ) -> Submission:
         options: KubernetesOptions = request.options
-        _kubectl(options.namespace, options.context, "create", "--filename=-", text=plan.files[OBJECTS])
+        job = {"job": request.name, "namespace": options.namespace, "context": options.context}
+        data = {"run": request.run, "job": request.name, "namespace": options.namespace}
+        if options.supervised:
+            runs.save_job(store, request.backend, job | {"supervised": True})
+            end = supervise_run(request, store, os.environ)
+            return Submission(
+                (f"{request.run}: {end.why}",), data | {"exit_code": end.code, "why": end.why}, code=end.code
+            )
+        kubectl(options.namespace, options.context, "create", "--filename=-", text=plan.files[OBJECTS])
         lines = (
             f"{request.run}: job {request.name} in namespace {options.namespace}",
             f"next: fab status {request.run}",
         )
-        data = {"run": request.run, "job": request.name, "namespace": options.namespace}
-        job = {"job": request.name, "namespace": options.namespace, "context": options.context}
         return Submission(lines, data, job=job)
 
     def describe(self, job: Mapping[str, Any]) -> str:
-        return f"job {job.get('job')} in namespace {job.get('namespace')} of Kubernetes"
+        what = "pods of" if job.get("supervised") else "job"
+        return f"{what} {job.get('job')} in namespace {job.get('namespace')} of Kubernetes"
 
     def held_job(self, run: str) -> HeldJob | None:
         return None
@@ -155,7 +197,8 @@ class KubernetesBackend:
     def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod]:
         if shutil.which("kubectl") is None:
             return []
-        return [_pod_state(pod) for pod in _pods(*_recorded_job(run, job))]
+        name, namespace, context = _recorded_job(run, job)
+        return [_pod_state(pod) for pod in _pods(_selector(name, job), namespace, context)]
 
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         return [self.describe(job)] if job is not None and withdraw(run, job) else []
@@ -163,18 +206,20 @@ class KubernetesBackend:
     def read_log(
         self, run: str, job: Mapping[str, Any] | None, launch: int | None, more: Callable[[], bool]
     ) -> Iterator[LogLine]:
-        """Read the logs of the Job's pods that are still there, through kubectl."""
-        if launch is not None:
-            raise UserError(problem("--launch", launch, "Kubernetes restarts pods itself, and counts no launches"))
+        """Read the logs of the run's pods that are still there, through kubectl."""
+        if launch is not None and not (job or {}).get("supervised"):
+            why = "Kubernetes restarts the pods of a Job itself, and counts no launches"
+            raise UserError(problem("--launch", launch, why, fix="leave it out"))
         if job is None:
             raise UserError(problem("RUN", run, "no Job of it is recorded", fix=f"fab status {run}"))
         name, namespace, context = _recorded_job(run, job)
+        selector = _selector(name, job) + (f",{LAUNCH}={launch}" if launch is not None else "")
         seen: dict[str, str] = {}
         while True:
             goes_on = more()
             # Of a Job that has ended no further pod comes, and what was printed is all there.
-            ended = _has_ended(_job(name, namespace, context))
-            pods = [pod for pod in _pods(name, namespace, context) if pod["status"].get("phase") != "Pending"]
+            ended = not (job or {}).get("supervised") and _has_ended(_job(name, namespace, context))
+            pods = [pod for pod in _pods(selector, namespace, context) if pod["status"].get("phase") != "Pending"]
             yield from _read_pods([pod["metadata"]["name"] for pod in pods], namespace, context, seen)
             if ended or not goes_on:
                 return
@@ -184,16 +229,10 @@ def objects(request: RunRequest, environ: Mapping[str, str]) -> list[dict[str, A
     """Return the Service and the Job, as the API takes them. Of `environ`, pods get LUSTRAIN_SILENT_S alone."""
     options: KubernetesOptions = request.options
     name, nodes = request.name, request.policy.max_nodes
-    labels = {"app.kubernetes.io/managed-by": "lustrain"} | (
-        {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {}
-    )
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "lustrain"}},
-        # The ranks meet at the first pod's name, before it is ready.
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_JOB: name}},
-    }
+    labels = MANAGED | ({"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {})
+    rendezvous = ["--nnodes", str(nodes), "--master", f"{name}-0.{name}:{PORT}"]
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_JOB: name}}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -205,15 +244,57 @@ def objects(request: RunRequest, environ: Mapping[str, str]) -> list[dict[str, A
             "backoffLimit": MAX_FAILURES * nodes,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _policy()},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(request, environ)},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(request, environ, rendezvous, affinity)},
         },
     }
-    return [service, job]
+    return [service(request), job]
+
+
+def service(request: RunRequest) -> dict[str, Any]:
+    """Return the headless Service by which pods have names."""
+    name, supervised = request.name, request.options.supervised
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        # A run without a Job is known by its Service.
+        "metadata": {"name": name, "labels": MANAGED} | ({"annotations": {RUN: request.run}} if supervised else {}),
+        # The ranks meet at the first pod's name, before it is ready.
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_NAME if supervised else _JOB: name},
+        },
+    }
+
+
+def launch_pods(
+    request: RunRequest, number: int, nodes: Sequence[str], environ: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the pods of a launch, each for one of these nodes."""
+    name = request.name
+    # A notice of AWS names the node as its pod does, up to the first dot.
+    hosts = [node.partition(".")[0] for node in nodes]
+    rendezvous = ["--nnodes", str(len(nodes)), "--master", f"{hosts[0]}.{name}:{PORT}", "--roster", ",".join(nodes)]
+    rendezvous += ["--run", request.run]
+    labels = MANAGED | {RUN_NAME: name, LAUNCH: str(number)}
+    pods = []
+    for index, (node, host) in enumerate(zip(nodes, hosts, strict=True)):
+        fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+        on_node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": fields}]}}
+        words = [*rendezvous, "--node-rank", str(index)]
+        spec = _pod(request, environ, words, {"nodeAffinity": on_node}, {ATTEMPT: str(number)})
+        metadata = {"name": f"{name}-{number}-{index}", "labels": labels, "annotations": {RUN: request.run}}
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | {"hostname": host}})
+    return pods
 
 
 def manifest(request: RunRequest, environ: Mapping[str, str]) -> str:
-    """Return both objects as one JSON text for kubectl."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(request, environ)}, indent=1) + "\n"
+    """Return Service and Job as one JSON text for kubectl."""
+    return _list(objects(request, environ))
+
+
+def _list(items: Sequence[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)}, indent=1) + "\n"
 
 
 def _policy() -> list[dict[str, Any]]:
@@ -231,7 +312,13 @@ def _policy() -> list[dict[str, Any]]:
     ]
 
 
-def _pod(request: RunRequest, environ: Mapping[str, str]) -> dict[str, Any]:
+def _pod(
+    request: RunRequest,
+    environ: Mapping[str, str],
+    rendezvous: Sequence[str],
+    affinity: Mapping[str, Any],
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     options: KubernetesOptions = request.options
     name = request.name
     gone = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
@@ -240,7 +327,6 @@ def _pod(request: RunRequest, environ: Mapping[str, str]) -> dict[str, Any]:
     ]
     tolerations += [{"key": key, "operator": "Exists", "effect": effect} for key, effect in options.tolerated]
     claims = [{"name": f"claim-{number}", "mountPath": path} for number, (path, _) in enumerate(options.claims)]
-    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_JOB: name}}}
     pod: dict[str, Any] = {
         "subdomain": name,
         "restartPolicy": "Never",
@@ -252,10 +338,10 @@ def _pod(request: RunRequest, environ: Mapping[str, str]) -> dict[str, Any]:
             "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
         },
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "affinity": affinity,
         "nodeSelector": dict(options.labels),
         "tolerations": tolerations,
-        "containers": [_container(request, claims, environ)],
+        "containers": [_container(request, claims, environ, rendezvous, variables)],
         "volumes": [
             # Workers of the data loader hand batches over in it; a container has 64 MiB by itself.
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -270,12 +356,16 @@ def _pod(request: RunRequest, environ: Mapping[str, str]) -> dict[str, Any]:
     return pod | {key: value for key, value in more.items() if value}
 
 
-def _container(request: RunRequest, claims: Sequence[dict[str, Any]], environ: Mapping[str, str]) -> dict[str, Any]:
+def _container(
+    request: RunRequest,
+    claims: Sequence[dict[str, Any]],
+    environ: Mapping[str, str],
+    rendezvous: Sequence[str],
+    launch_variables: Mapping[str, str],
+) -> dict[str, Any]:
     options: KubernetesOptions = request.options
-    rendezvous = ["--nnodes", str(request.policy.max_nodes), "--master", f"{request.name}-0.{request.name}:{PORT}"]
     launcher = ["python3", "-m", "trainer.node.launcher", *rendezvous, "--nproc", str(request.policy.ranks_per_node)]
-    devices = {"nvidia.com/gpu": options.gpus, "vpc.amazonaws.com/efa": options.efa}
-    limits: dict[str, Any] = {name: count for name, count in devices.items() if count}
+    limits: dict[str, Any] = dict(options.devices)
     limits |= {"hugepages-2Mi": HUGE_PAGES} if options.efa else {}
     # Huge pages are given only beside a request for memory.
     requests = limits | ({"memory": "1Gi"} if options.efa else {})
@@ -283,6 +373,7 @@ def _container(request: RunRequest, claims: Sequence[dict[str, Any]], environ: M
     variables = {"LUSTRAIN_CACHE": "/tmp/lustrain"} | ({"AWS_REGION": options.region} if options.region else {})
     variables |= {"NCCL_NET_PLUGIN": "ofi"} if options.efa else {"GLOO_SOCKET_IFNAME": "eth0"}
     variables |= {SILENT: environ[SILENT]} if environ.get(SILENT) else {}
+    variables |= launch_variables
     return {
         "name": "trainer",
         "image": options.image,
@@ -309,24 +400,28 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
         fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
         raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
     job = _job(request.name, options.namespace, options.context)
-    if job and job["metadata"].get("annotations", {}).get(RUN) != request.run:
-        raise UserError(
-            problem("--name", request.name, "a Job of another run has this name", fix="choose another --name")
-        )
-    if job and not resume:
-        raise UserError(problem("--name", request.name, "its Job is there already", fix="go on with the run: --resume"))
+    own_service = _supervised_service(request.name, options.namespace, options.context)
+    for kind, item in (("Job", job), ("Service", own_service)):
+        if item and item["metadata"].get("annotations", {}).get(RUN) != request.run:
+            fix = "choose another --name"
+            raise UserError(problem("--name", request.name, f"a {kind} of another run has this name", fix=fix))
+        if item and not resume:
+            why = f"its {kind} is there already"
+            raise UserError(problem("--name", request.name, why, fix="go on with the run: --resume"))
     if job and not _has_ended(job):
         raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
+    if own_service and not options.supervised:
+        selector = f"{RUN_NAME}={request.name}"
+        if any(pod["status"].get("phase") in LIVE for pod in _pods(selector, options.namespace, options.context)):
+            raise UserError(problem("--resume", request.name, "its pods still run", fix="`fab stop` it first"))
     _check_priority(options)
     # Under another name, because the Job to resume still has its own.
     manifest = json.loads(text)
     for item in manifest["items"]:
         item["metadata"]["name"] = f"{request.name}-check"
-    _kubectl(
-        options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest)
-    )
-    if job:
-        delete(request.name, options.namespace, options.context)
+    kubectl(options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest))
+    if job or (own_service and not options.supervised):
+        delete(request.name, options.namespace, options.context, pods=own_service is not None)
 
 
 def _check_priority(options: KubernetesOptions) -> None:
@@ -334,7 +429,7 @@ def _check_priority(options: KubernetesOptions) -> None:
     if options.priority is None:
         return
     try:
-        _kubectl(options.namespace, options.context, "get", "--output=name", "priorityclass", "--", options.priority)
+        kubectl(options.namespace, options.context, "get", "--output=name", "priorityclass", "--", options.priority)
     except UserError as error:
         if "not found" in str(error):
             fix = "kubectl get priorityclasses lists them"
@@ -344,19 +439,95 @@ def _check_priority(options: KubernetesOptions) -> None:
             raise
 
 
-def delete(name: str, namespace: str, context: str | None) -> None:
-    """Take the Job and the Service away, where they are; their pods get SIGTERM and save."""
-    _kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found", "--cascade=foreground")
+def delete(name: str, namespace: str, context: str | None, *, pods: bool) -> None:
+    """Take Job and Service away, where they are, and with `pods` those that have no Job; pods get SIGTERM and save."""
+    if pods:
+        kubectl(namespace, context, "delete", "pods", f"--selector={RUN_NAME}={name}", "--wait=false")
+    kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found", "--cascade=foreground")
 
 
 def withdraw(run: str, where: Mapping[str, Any]) -> bool:
-    """Delete the Job that was made for this run, where it is still this run's; whether it was. UserError."""
+    """Delete what was made for this run, where it is still this run's; whether it was. UserError."""
     name, namespace, context = _recorded_job(run, where)
-    job = _job(name, namespace, context)
-    ours = job is not None and job["metadata"].get("annotations", {}).get(RUN) == run
+    known_by = (_supervised_service if where.get("supervised") else _job)(name, namespace, context)
+    ours = known_by is not None and known_by["metadata"].get("annotations", {}).get(RUN) == run
     if ours:
-        delete(name, namespace, context)
+        delete(name, namespace, context, pods=bool(where.get("supervised")))
     return ours
+
+
+def refuse_too_few(request: RunRequest) -> None:
+    """Refuse a run of N to M nodes that finds room on fewer than N, or whose nodes this user may not see. UserError."""
+    options: KubernetesOptions = request.options
+    try:
+        nodes, pods = [
+            json.loads(kubectl(options.namespace, options.context, "get", *words, "--output=json"))["items"]
+            for words in (("nodes",), ("pods", "--all-namespaces"))
+        ]
+    except UserError as error:
+        if error.exit_code != FAILED:
+            raise
+        fix = "ask for the right to list nodes, and pods of all namespaces; or give one number of nodes"
+        line = problem(
+            "--nodes", f"{request.policy.min_nodes}-{request.policy.max_nodes}", str(error.problems[0]), fix=fix
+        )
+        raise UserError(line, FAILED) from None
+    found = left_out(nodes, pods, pod_needs(request))
+    # Its own pods make way, or are followed to their end.
+    own = {
+        pod["spec"].get("nodeName")
+        for pod in pods
+        if pod["metadata"].get("annotations", {}).get(RUN) == request.run and pod["status"].get("phase") in LIVE
+    }
+    bad = {name: why for name, why in found.items() if why and name not in own}
+    ready, low = len(found) - len(bad), request.policy.min_nodes
+    if ready < low:
+        lines: list[str] = [f"{name}: {why}" for name, why in sorted(bad.items())]
+        why = f"{ready} of the {len(found)} nodes with the group's labels have room"
+        raise UserError([*lines, problem("--nodes", low, why, fix="mend these, or ask for fewer nodes")])
+
+
+def pod_needs(request: RunRequest) -> PodNeeds:
+    options: KubernetesOptions = request.options
+    return PodNeeds(request.name, dict(options.labels), frozenset(options.tolerated), options.devices)
+
+
+def supervise_run(request: RunRequest, store: ObjectStore, environ: Mapping[str, str]) -> Stop:
+    """Supervise a registered run of N to M nodes until it has ended; a launch whose supervisor is gone is followed first.
+    UserError."""
+    options: KubernetesOptions = request.options
+
+    def run_kubectl(*words: str, text: str = "", namespace: str = "") -> str:
+        return kubectl(namespace or options.namespace, options.context, *words, text=text)
+
+    def reported_code(number: int, nodes: Sequence[str]) -> int | None:
+        try:
+            code: int | None = journal.node_reports(store, {"attempt": number, "nodes": list(nodes)}).get("code")
+        except StorageError:
+            return None
+        return code
+
+    if _supervised_service(request.name, options.namespace, options.context) is None:
+        run_kubectl("create", "--filename=-", text=json.dumps(service(request)))
+    executor = KubernetesExecutor(
+        run_kubectl,
+        pod_needs(request),
+        lambda number, nodes: _list(launch_pods(request, number, nodes, environ)),
+        reported_code,
+        max_silence_s(SILENT_S, environ) + NOTICE_S,
+        late_s(request),
+        print_line,
+    )
+    records = journal.read(store)
+    if records and "ended" not in records[-1]:
+        number, nodes = records[-1]["attempt"], records[-1]["nodes"]
+        print_line(f"launch {number} on {', '.join(nodes)} goes on, and is taken over")
+        if journal.finish(store, number, executor.follow(number, nodes))["code"] == DONE:
+            return Stop(DONE, "all steps are done")
+    own = OwnedJournal(store, lambda nodes: None)
+    end = supervise(executor, own, request.policy, print_line, max_wait_s=request.max_wait_s)
+    assert isinstance(end, Stop), "pods of a run without a Job have no queue"
+    return end
 
 
 def _recorded_job(run: str, where: Mapping[str, Any]) -> tuple[str, str, str | None]:
@@ -369,18 +540,29 @@ def _recorded_job(run: str, where: Mapping[str, Any]) -> tuple[str, str, str | N
 
 
 def _job(name: str, namespace: str, context: str | None) -> dict[str, Any] | None:
-    printed = _kubectl(namespace, context, "get", "job", name, "--ignore-not-found", "--output=json")
+    printed = kubectl(namespace, context, "get", "job", name, "--ignore-not-found", "--output=json")
     job: dict[str, Any] | None = json.loads(printed) if printed.strip() else None
     return job
+
+
+def _supervised_service(name: str, namespace: str, context: str | None) -> dict[str, Any] | None:
+    """Return the Service of that name if it is one of a run of N to M nodes."""
+    printed = kubectl(namespace, context, "get", "service", name, "--ignore-not-found", "--output=json")
+    found: dict[str, Any] | None = json.loads(printed) if printed.strip() else None
+    return found if found and RUN in found["metadata"].get("annotations", {}) else None
 
 
 def _has_ended(job: Mapping[str, Any] | None) -> bool:
     return job is None or any(condition["type"] in ENDED for condition in job["status"].get("conditions", ()))
 
 
-def _pods(name: str, namespace: str, context: str | None) -> list[dict[str, Any]]:
-    """Return the Job's pods, oldest first."""
-    printed = _kubectl(namespace, context, "get", "pods", f"--selector={_JOB}={name}", "--output=json")
+def _selector(name: str, job: Mapping[str, Any]) -> str:
+    return f"{RUN_NAME if job.get('supervised') else _JOB}={name}"
+
+
+def _pods(selector: str, namespace: str, context: str | None) -> list[dict[str, Any]]:
+    """Return the run's pods, oldest first."""
+    printed = kubectl(namespace, context, "get", "pods", f"--selector={selector}", "--output=json")
     pods: list[dict[str, Any]] = json.loads(printed)["items"]
     return sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
 
@@ -433,7 +615,7 @@ def _copy_log(pod: str, namespace: str, context: str | None, last: str, file: IO
     match = _TIME.fullmatch(last)
     since = [f"--since-time={match['seconds']}{match['zone']}"] if match else []
     try:
-        _kubectl(namespace, context, "logs", pod, "--timestamps", *since, output=file)
+        kubectl(namespace, context, "logs", pod, "--timestamps", *since, output=file)
     except UserError as error:
         # A pod may be taken away, and its log with it.
         if not (error.exit_code == USAGE and "not found" in str(error)):
@@ -455,32 +637,6 @@ def _pod_lines(pod: str, file: Iterable[bytes], seen: dict[str, str]) -> Iterato
 def _instant(match: re.Match[str]) -> str:
     """Return a time that sorts as text: kubelets leave out trailing zeros. All times of a pod have its node's zone."""
     return f"{match['seconds']}.{(match['fraction'] or '').ljust(9, '0')}"
-
-
-def _kubectl(namespace: str, context: str | None, *words: str, text: str = "", output: IO[bytes] | None = None) -> str:
-    command = ["kubectl", *([f"--context={context}"] if context else []), f"--namespace={namespace}", *words]
-    done = run(command, text, fix="kubectl cluster-info", output=output)
-    if done.code:
-        why = error_text(done, ("error: ", "Error from server", "Unable to connect", "The connection to the server"))
-        why = re.sub(r"(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", why)
-        lost = re.search(_LOST, done.errors)
-        refused = re.search("Forbidden|cannot create|Unauthorized", done.errors)
-        code = UNREACHABLE if lost else FAILED if refused else USAGE
-        raise UserError(f"kubectl: {why}; fix: {_fix(done.errors, namespace)}", code)
-    return done.out
-
-
-def _fix(error: str, namespace: str) -> str:
-    known = {
-        "getting credentials": "aws sso login, or what else logs this user in; then kubectl cluster-info",
-        "deadline exceeded": "is the cluster up? kubectl cluster-info",
-        "AlreadyExists": "kubectl get service shows whose it is; choose another --name",
-        "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
-        "context": "kubectl config get-contexts lists them",
-        "Forbidden": "ask for the right to create jobs and services in this namespace",
-        "onnect": "is the cluster up? kubectl cluster-info",
-    }
-    return next((fix for word, fix in known.items() if word in error), "look at the object: fab train … --dry")
 
 
 BACKEND = KubernetesBackend()

@@ -40,6 +40,7 @@ class LocalBackend:
     uses_groups = False
     scheduler_can_replace_nodes = False
     supervised_by_caller = True
+    supervises_ranges = False
 
     def serves(self, cluster: Cluster) -> bool:
         return False
@@ -144,6 +145,44 @@ class RunJournal:
             journal.finish(self.store, number, code, grows_to)
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None
+
+
+class OwnedJournal(RunJournal):
+    """The journal of a run that this process has requested. Once another one has, on any machine, the run is that one's."""
+
+    def __init__(self, store: ObjectStore, save_nodes: Callable[[Sequence[str]], None]) -> None:
+        """`save_nodes` records where a launch will run, before it begins. UserError."""
+        super().__init__(store)
+        self._save_nodes = save_nodes
+        # In two containers, processes of one number may have hosts of one name.
+        self._requested = self._request().get(journal.REQUESTED_AT)
+
+    def read(self) -> tuple[list[Launch], str]:
+        self._check_owner()
+        return super().read()
+
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
+        self._check_owner()
+        try:
+            self._save_nodes(nodes)
+        except UserError as error:
+            raise TemporarilyUnavailable(f"the nodes of the next launch are not recorded: {error}") from None
+        number = super().begin(nodes, idle)
+        # Who requested the run in between may not have seen this launch, and begins its own.
+        self._check_owner()
+        return number
+
+    def _request(self) -> dict[str, Any]:
+        return runs.read_record(self.store, journal.REQUEST) or {}
+
+    def _check_owner(self) -> None:
+        try:
+            request = self._request()
+        except StorageError as error:
+            raise TemporarilyUnavailable(str(error)) from None
+        owner = (request.get("host"), request.get("pid"), request.get(journal.REQUESTED_AT))
+        if owner != (platform.node(), os.getpid(), self._requested):
+            raise Superseded(f"{request.get('by')} has requested the run since")
 
 
 class LocalExecutor:

@@ -14,6 +14,8 @@ FIRST_PORT, FIRST_PORTS = 20_000, 4_000
 https://docs.kernel.org/networking/ip-sysctl.html"""
 SPARE_S = 10
 """Seconds beside the trainer's own grace, from the signal to the end."""
+NOTICE_S = 30.0
+"""Seconds beside those of the allowed silence, in which a launcher notices that others are lost, and ends."""
 KEPT = (
     "PATH",
     "PYTHONPATH",

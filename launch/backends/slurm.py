@@ -90,6 +90,7 @@ class SlurmBackend:
     uses_groups = True
     scheduler_can_replace_nodes = True
     supervised_by_caller = False
+    supervises_ranges = False
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend == "hyperpod-slurm" or cluster.slurm is not None

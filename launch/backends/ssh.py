@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,9 +12,9 @@ from typing import IO, Any
 
 from launch import runs
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
-from launch.backends.local import RunJournal
+from launch.backends.local import OwnedJournal
 from launch.backends.log_file import LineReader
-from launch.backends.ranks import SPARE_S, first_port, late_s, ranks_environment
+from launch.backends.ranks import NOTICE_S, SPARE_S, first_port, late_s, ranks_environment
 from launch.backends.ssh_executor import SshExecutor
 from launch.backends.ssh_handover import check_from_node, hand_over, supervisor_node
 from launch.backends.ssh_nodes import Nodes, all_nodes, as_record, ended_nodes, from_record, nodes_of_group
@@ -36,9 +35,8 @@ from launch.container import DOCKER, HOST_ONLY, Container, Engine, without_mount
 from launch.flags import TrainFlags
 from launch.image import container_of
 from launch.request import FILE, RunRequest, Target
-from launch.supervisor.executor import Superseded, TemporarilyUnavailable
 from launch.supervisor.loop import supervise
-from launch.supervisor.policy import DONE, Launch, Stop
+from launch.supervisor.policy import DONE, Stop
 from lustrain.cluster import Cluster
 from lustrain.problem import UNREACHABLE, USAGE, Problem, UserError, problem
 from lustrain.progress import print_line
@@ -48,13 +46,11 @@ from node_setup.fleet.hosts import Node
 from trainer.environment import max_silence_s
 from trainer.node.heartbeat import SILENT_S
 from trainer.run import journal
-from trainer.storage import ObjectStore, StorageError
+from trainer.storage import ObjectStore
 
 SERVED = ("ec2", "machines")
 CHUNK = 1 << 20
 """Bytes of a log that one call reads; so much of each node is held at once."""
-NOTICE_S = 30.0
-"""Seconds beside those of the allowed silence, in which a launcher notices that others are lost, and ends."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,7 @@ class SshBackend:
     uses_groups = True
     scheduler_can_replace_nodes = False
     supervised_by_caller = True
+    supervises_ranges = False
 
     def serves(self, cluster: Cluster) -> bool:
         return cluster.backend in SERVED and cluster.slurm is None and cluster.kubernetes is None
@@ -178,44 +175,6 @@ class SshBackend:
             yield from read_node_logs(nodes, recorded_nodes({"ssh": job}, run), run, launch, more)
         finally:
             nodes.close()
-
-
-class OwnedJournal(RunJournal):
-    """The journal of a run that this process has requested. Once another one has, on any machine, the run is that one's."""
-
-    def __init__(self, store: ObjectStore, save_nodes: Callable[[Sequence[str]], None]) -> None:
-        """`save_nodes` records where a launch will run, before it begins. UserError."""
-        super().__init__(store)
-        self._save_nodes = save_nodes
-        # In two containers, processes of one number may have hosts of one name.
-        self._requested = self._request().get(journal.REQUESTED_AT)
-
-    def read(self) -> tuple[list[Launch], str]:
-        self._check_owner()
-        return super().read()
-
-    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
-        self._check_owner()
-        try:
-            self._save_nodes(nodes)
-        except UserError as error:
-            raise TemporarilyUnavailable(f"the nodes of the next launch are not recorded: {error}") from None
-        number = super().begin(nodes, idle)
-        # Who requested the run in between may not have seen this launch, and begins its own.
-        self._check_owner()
-        return number
-
-    def _request(self) -> dict[str, Any]:
-        return runs.read_record(self.store, journal.REQUEST) or {}
-
-    def _check_owner(self) -> None:
-        try:
-            request = self._request()
-        except StorageError as error:
-            raise TemporarilyUnavailable(str(error)) from None
-        owner = (request.get("host"), request.get("pid"), request.get(journal.REQUESTED_AT))
-        if owner != (platform.node(), os.getpid(), self._requested):
-            raise Superseded(f"{request.get('by')} has requested the run since")
 
 
 class NodeLog:

@@ -143,7 +143,7 @@ def plan_search(
             _add_new(problems, error)
     if problems:
         raise UserError(problems.values())
-    if not backends[checked[0].backend].supervised_by_caller:
+    if not checked[0].supervised_by_caller:
         in_turn = " or ".join(name for name, backend in backends.items() if backend.supervised_by_caller)
         why = f"a search trains its points in turn, which {checked[0].backend} does not; only valid with --on {in_turn}"
         raise UserError(problem("--search", OPTUNA, why, fix="--grid"))

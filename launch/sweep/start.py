@@ -66,7 +66,8 @@ def start_sweep(plan: SweepPlan, options: StartOptions) -> SweepStart:
 
     def start(result: SweepStart) -> None:
         outcomes = read_outcomes(result.sweep)
-        (_train_in_turn if options.backend.supervised_by_caller else _submit_jobs)(plan, outcomes, options, result)
+        in_turn = plan.requests[0].supervised_by_caller
+        (_train_in_turn if in_turn else _submit_jobs)(plan, outcomes, options, result)
 
     return _started(register_sweep(plan), start)
 

@@ -1,8 +1,8 @@
 """A real Kubernetes on this machine: nodes with kubelet and containerd, each in a network namespace of its own.
 
-The cluster is made by a program that `LUSTRAIN_KUBE` names: `PROGRAM up|load|lose|down DIR …`, as its help says. It has fixed
-addresses, so that a machine has one cluster at a time. Left out there: cloud controllers, device plugins, kube-proxy, so that
-ClusterIP addresses do not work, and headless Services do.
+The cluster is made by a program that `LUSTRAIN_KUBE` names: `PROGRAM up|load|lose|join|down DIR …`, as its help says. It has
+fixed addresses, so that a machine has one cluster at a time. Left out there: cloud controllers, device plugins, kube-proxy, so
+that ClusterIP addresses do not work, and headless Services do.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class Kubernetes:
     def lose(self, node: str) -> None:
         """End all processes of a node and cut its link, as when its machine fails."""
         self._make("lose", node)
+
+    def rejoin(self, node: str) -> None:
+        """Let a lost node come back, as when its machine boots again."""
+        self._make("join", node)
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
         """Return what kubectl prints; RuntimeError with its message where it fails."""

@@ -87,17 +87,27 @@ def test_large_plain_file_is_cut_at_line_ends_and_loses_nothing(corpus: Path, tm
     assert result["splits"]["train"]["documents"] == len(pieces) > 30
 
 
+INTERRUPTED = ("--tokenizer", "train:600", "--shard-mib", 1, "--workers", 2, "--val-fraction", 0.05)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    made(corpus, "--out", folder, *INTERRUPTED)
+    return files(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_job_that_dies_goes_on_to_identical_bytes(corpus: Path, tmp_path: Path, death: signal.Signals) -> None:
-    options = ("--tokenizer", "train:600", "--shard-mib", 1, "--workers", 2, "--val-fraction", 0.05)
-    made(corpus, "--out", tmp_path / "whole", *options)
+def test_a_job_that_dies_goes_on_to_identical_bytes(
+    corpus: Path, uninterrupted: dict[str, bytes], tmp_path: Path, death: signal.Signals
+) -> None:
     out, moments = tmp_path / "killed", chance(f"deaths of tokenize {death}")
     killed = 0
     # One death of a fresh job, and one of a job that goes on.
     while killed < 2:
         process = subprocess.Popen(
-            command(corpus, "--out", out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command(corpus, "--out", out, *INTERRUPTED), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         wanted = len(list((out / ".tokenize").glob("chunk-*.json"))) + moments.randrange(1, 4)
         while process.poll() is None and len(list((out / ".tokenize").glob("chunk-*.json"))) < wanted:
@@ -116,10 +126,10 @@ def test_a_job_that_dies_goes_on_to_identical_bytes(corpus: Path, tmp_path: Path
         if death != signal.SIGKILL:
             assert errors.splitlines()[-1] == "stopped; what is finished is kept: run the same command again to go on"
             assert "Traceback" not in errors
-    done = run_tokenize(corpus, "--out", out, *options)
+    done = run_tokenize(corpus, "--out", out, *INTERRUPTED)
     assert done.returncode == 0, done.stderr
     assert killed, "the job ended before it could be killed even once"
-    assert files(out) == files(tmp_path / "whole")
+    assert files(out) == uninterrupted
 
 
 @pytest.mark.slow

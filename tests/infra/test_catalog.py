@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import moto.ec2
+import moto
 import pytest
 from botocore.loaders import Loader
 
@@ -30,7 +30,7 @@ from infra.config import Eks
 from infra.preflight.rules.network import zone_prefix
 from lustrain.accelerators import PEAKS
 
-DUMPS = Path(moto.ec2.__file__).parent / "resources/instance_type_offerings/availability-zone-id"
+DUMPS = Path(moto.__file__).parent / "ec2/resources/instance_type_offerings/availability-zone-id"
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_newest_version_that_eks_and_hyperpod_take_is_default() -> None:
 @pytest.fixture(scope="module")
 def records() -> list[dict[str, Any]]:
     """moto ships a dump of DescribeInstanceTypes."""
-    dump = Path(moto.ec2.__file__).parent / "resources/instance_types.json.gz"
+    dump = Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz"
     return list(json.loads(gzip.decompress(dump.read_bytes())).values())
 
 

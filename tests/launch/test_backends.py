@@ -34,6 +34,7 @@ class PrinterBackend:
     uses_groups = True
     scheduler_can_replace_nodes = False
     supervised_by_caller = False
+    supervises_ranges = False
     refusal: int | None = None
 
     def serves(self, cluster: Cluster) -> bool:

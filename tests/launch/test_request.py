@@ -25,6 +25,7 @@ from tests.conftest import require
 from tests.lab.training import config as settings
 from tests.node_setup.agents import interpreter
 from trainer.config import Config, load
+from trainer.node import launcher
 
 FOLDER = Path("/home/me")
 EC2 = {"backend": "ec2", "slurm": None, "nodes": {"auto_scaling_groups": ["a"]}}
@@ -345,7 +346,9 @@ def test_job_of_kubernetes_has_what_cluster_says_of_its_nodes(tmp_path: Path) ->
         ({"image": ("", "")}, "--image = 'image.json': names no image by its digest"),
         ({"image": (IMAGE[0].partition("@")[0] + ":1", "")}, "--image = 'image.json': names no image by its digest"),
         ({"image": (IMAGE[0], "cpu")}, "--image = 'image.json': is built for cpu, and the group has nodes with 8 GPUs"),
-        ({"nodes": "1-2"}, "--nodes = '1-2': a Job has a fixed number of pods"),
+        ({"spare": "1"}, "--spare = '1': only valid with --on slurm"),
+        ({"nodes": "1-2", "queue": "team"}, "--queue = 'team': Kueue admits a run of one size"),
+        ({"nodes": "1-2", "detach": True}, "--detach = True: a run of N to M nodes is supervised by its fab train"),
         ({"name": "Big"}, "--name = 'Big': cannot be the name of a Job"),
         ({"time": "1"}, "--time = '1': only valid with --on slurm"),
     ],
@@ -355,6 +358,38 @@ def test_what_no_job_of_kubernetes_can_be_is_one_line(tmp_path: Path, flags: dic
         on_kubernetes(tmp_path, **flags)
     (only,) = caught.value.problems
     assert only.startswith(line)
+
+
+def test_run_of_one_size_is_left_to_its_job_others_are_supervised(tmp_path: Path) -> None:
+    assert not on_kubernetes(tmp_path, nodes="2-2").supervised_by_caller
+    request = on_kubernetes(tmp_path, nodes="2-4")
+    assert (request.supervised_by_caller, request.policy.min_nodes, request.policy.max_nodes) == (True, 2, 4)
+
+
+def test_nodes_of_an_empty_group_on_eks_come_for_its_pods(tmp_path: Path) -> None:
+    empty = {"train": {"type": "p5.48xlarge", "count": 0, "gpus": 8}}
+    flags = TrainFlags("config.toml", name="second", nodes="2", image=IMAGE[0])
+    settings = config(tmp_path, global_batch=64)
+    assert resolve(flags, settings, cluster(**EKS, groups=empty), image=IMAGE).nodes == 2
+    with pytest.raises(UserError) as caught:
+        resolve(flags, settings, cluster(**EKS | {"backend": "machines"}, groups=empty), image=IMAGE)
+    assert "--nodes" in [line.path for line in caught.value.problems]
+
+
+def test_each_pod_of_a_launch_has_its_node_and_knows_its_rank(tmp_path: Path) -> None:
+    nodes = ["ip-10-0-0-7.ec2.internal", "ip-10-0-0-8.ec2.internal"]
+    pods = kubernetes.launch_pods(on_kubernetes(tmp_path, nodes="1-2"), 3, nodes, {})
+    for index, (pod, node) in enumerate(zip(pods, nodes, strict=True)):
+        required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+        assert required == {"nodeSelectorTerms": [{"matchFields": fields}]}
+        (container,) = pod["spec"]["containers"]
+        # Notices of AWS are matched by it, and the others find the first pod there.
+        assert pod["spec"]["hostname"] == node.partition(".")[0]
+        args = launcher.flags().parse_args(container["args"][3:])
+        assert (args.node_rank, args.nnodes, args.roster) == (index, 2, ",".join(nodes))
+        assert args.master == "ip-10-0-0-7.second:29500"
+        assert {"name": "LUSTRAIN_ATTEMPT", "value": "3"} in container["env"]
 
 
 def test_pods_have_to_see_the_run(tmp_path: Path) -> None:

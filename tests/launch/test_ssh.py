@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from launch.backends import (
+    local,
     ssh,
     ssh_executor,
     ssh_handover,
@@ -294,7 +295,7 @@ def request_again(store: ObjectStore, key: str) -> None:
 # Two containers may share a host's name and a process's number.
 @pytest.mark.parametrize("key", ["host", "pid", "asked"])
 def test_process_that_no_longer_owns_the_run_starts_nothing(registered: ObjectStore, key: str) -> None:
-    ours = ssh.OwnedJournal(registered, lambda nodes: None)
+    ours = local.OwnedJournal(registered, lambda nodes: None)
     assert ours.read() == ([], "")
     assert ours.begin(["a"], []) == 1
     request_again(registered, key)
@@ -305,7 +306,7 @@ def test_process_that_no_longer_owns_the_run_starts_nothing(registered: ObjectSt
 
 
 def test_request_while_a_launch_begins_keeps_it_from_starting(registered: ObjectStore) -> None:
-    ours = ssh.OwnedJournal(registered, lambda nodes: request_again(registered, "host"))
+    ours = local.OwnedJournal(registered, lambda nodes: request_again(registered, "host"))
     with pytest.raises(Superseded):
         ours.begin(["a"], [])
 
@@ -315,7 +316,7 @@ def test_launch_whose_nodes_cannot_be_recorded_does_not_begin(registered: Object
         raise StorageError("the store is full")
 
     with pytest.raises(TemporarilyUnavailable):
-        ssh.OwnedJournal(registered, fail).begin(["a"], [])
+        local.OwnedJournal(registered, fail).begin(["a"], [])
     assert journal.read(registered) == []
 
 
@@ -794,7 +795,7 @@ def test_supervisor_adopts_the_request_that_started_it_alone(registered: ObjectS
     asked = json.loads(registered.read(journal.REQUEST)[0])["asked"]
     request_again(registered, "host")
     ssh_supervisor.adopt(registered, RUN, asked)
-    assert ssh.OwnedJournal(registered, lambda nodes: None).read() == ([], "")
+    assert local.OwnedJournal(registered, lambda nodes: None).read() == ([], "")
     request_again(registered, "asked")
     with pytest.raises(UserError):
         ssh_supervisor.adopt(registered, RUN, asked)

@@ -102,6 +102,7 @@ class TurnBackend(PrinterBackend):
     """Trains runs while it is called; each ends with the next of `codes`, and has a validation loss by its learning rate."""
 
     supervised_by_caller = True
+    supervises_ranges = False
 
     def __init__(self, codes: list[int]) -> None:
         self.codes, self.taken = codes, list[str]()

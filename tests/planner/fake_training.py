@@ -14,8 +14,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 
 from planner.strategy import Strategy
@@ -54,6 +52,10 @@ def fake_model(work: Work, strategy: Strategy) -> Iterator[tuple[nn.Module, torc
 def peak_bytes(work: Work, strategy: Strategy) -> int:
     """Return the most that is allocated in forward and backward with AdamW's state: of a later micro-batch, with gradients of
     earlier ones, or with replicas of all micro-batches, since FSDP2 then holds those gradients itself."""
+    # They bring torch's compilers, a second and a half that every process of the tests would spend.
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed._tools.mem_tracker import MemTracker
+
     replicas = strategy.shard > 1 and strategy.replicate > 1
     with fake_model(work, strategy) as (model, tokens):
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
