@@ -19,6 +19,8 @@ from trainer.run import journal
 from trainer.storage import ObjectStore
 
 POLL_S = 2.0
+LOOKS_PER_QUEUE = 15
+"""Looks at the log for one at the scheduler's queue, which many users share."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,34 @@ def read(
         why = f"there is no backend {name} here" if request else "it was not started by fab train, which keeps the log"
         raise UserError(problem("RUN", store.uri, why, fix="look where its ranks print"))
     job = runs.read_jobs(store).get(name)
-    first = True
+    looks, told = 0, ""
+
+    def print_held_job() -> None:
+        """Say once that the scheduler holds the job, or that this is not known."""
+        nonlocal told
+        try:
+            held = str(backend.held_job(runs.registered_uri(request, store)) or "")
+        except UserError as error:
+            held = str(error)
+        if held and held != told:
+            print_line(held)
+        told = held
 
     def more() -> bool:
-        nonlocal first
+        nonlocal looks
         if not follow:
             return False
-        if not first:
+        if looks:
             sleep(POLL_S)
-        first = False
+        looks += 1
         current = runs.read_record(store, journal.REQUEST) or {}
         if has_ended(store, current, launch):
             return False
         why = abandoned(store, current)
         if why:
             print_line(why)
+        elif looks % LOOKS_PER_QUEUE == 1:
+            print_held_job()
         return not why
 
     yield from entries(backend.read_log(runs.registered_uri(request, store), job, launch, more), rank, launch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from launch import backends
@@ -75,7 +76,7 @@ def with_held_job(state: Mapping[str, Any], held: HeldJob | None) -> dict[str, A
     if held is None:
         return dict(state)
     text = f"held by {str(state['on']).capitalize()}: a person has to release its job"
-    return {**state, "state": text, "held": {"job": held.job, "why": held.why, "fix": held.fix}}
+    return {**state, "state": text, "held": asdict(held)}
 
 
 def lines(state: Mapping[str, Any]) -> list[str]:
@@ -89,7 +90,7 @@ def lines(state: Mapping[str, Any]) -> list[str]:
     jobs = ((backends.load(name), job) for name, job in state["submitted"].items())
     shown += [backend.describe(job) for backend, job in jobs if backend is not None]
     if held := state["held"]:
-        shown.append(f"job {held['job']} is held ({held['why']}); fix: {held['fix']}")
+        shown.append(str(HeldJob(**held)))
     shown += [f"its job has ended: {state['ended_job']}"] if state["ended_job"] else []
     shown += [
         f"pod {pod['name']}{' on ' + pod['node'] if pod['node'] else ''}: {plain(pod['state'])}"

@@ -66,7 +66,7 @@ def submit_array(
 ) -> list[Submission]:
     """Start runs of a sweep, by their index in it, as tasks of one job; those of `resumed` go on. UserError, as `submit` for
     all of them."""
-    backend.check_array(plan, folder)
+    backend.check_array(next(iter(requests.values())), plan, folder)
     store = open_store(sweep, name="run.uri")
     for key, text in plan.files.items():
         store.put(key, text.encode())

@@ -133,7 +133,12 @@ def sweep_status(flags: SweepStatusFlags) -> TaskResult:
     from trainer.storage import open_store
 
     uri = uri_of(flags.sweep, deployed.cluster(flags.cluster, flags.stack), Path.cwd())
-    state = reading.read(load_sweep(open_store(uri, create=False, name="SWEEP")))
+    recorded = load_sweep(open_store(uri, create=False, name="SWEEP"))
+    state = reading.read(recorded)
+    try:
+        state = reading.with_held_jobs(state, reading.read_held_jobs(recorded, state))
+    except UserError as error:
+        print_line(str(error))
     return TaskResult(reading.lines(state), state)
 
 

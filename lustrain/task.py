@@ -138,7 +138,21 @@ def read_command_line_strictly() -> None:
             fix = (did_you_mean(word[1], list(names)) if word else "") or "fab --list, or fab --help TASK"
             _refuse([Problem(f"command line: {why}; fix: {fix}")], USAGE, "--json" in program.argv)
 
+    clean_up = Program.parse_cleanup
+
+    def parse_cleanup(program: Program) -> None:
+        try:
+            try:
+                clean_up(program)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of the help, such as `head`, has what it wanted.
+            drop_output(sys.stdout.fileno())
+            raise Exit from None
+
     Program.parse_tasks = parse_tasks  # type: ignore[method-assign, assignment]
+    Program.parse_cleanup = parse_cleanup  # type: ignore[method-assign, assignment]
 
 
 def _refuse(lines: Sequence[str], code: int, as_json: bool) -> NoReturn:

@@ -12,7 +12,9 @@ from lustrain.tables import table
 from planner.hardware import FRAGMENTATION, LINK_SHARE, PCIE_SHARE, RESERVED_BYTES
 from planner.plan import NODE_MTBF_S, Option, Outcome, Plan, Scaling, host_bytes
 from planner.step import COPY_BYTES_S, HOST_BYTES_S
+from planner.strategy import Strategy
 from planner.units import parameters_text, usd_text
+from planner.work import Work
 
 GIB = 2**30
 CONFIRMED_NODES = 16
@@ -134,10 +136,23 @@ def _origin(plan: Plan, name: str) -> str:
     return "as given" if name in plan.request.assumptions.given else "assumed"
 
 
+def settings_of(work: Work, best: Strategy) -> dict[str, Any]:
+    """Return the settings that choose a strategy, with defaults for those of the other way to share the model that were given:
+    the trainer refuses them."""
+    return best.settings | _defaults_again(work, best)
+
+
+def _defaults_again(work: Work, best: Strategy) -> dict[str, str]:
+    if best.uses_fsdp:
+        return {} if work.bucket_views else {"parallel.gradient_as_bucket_view": "true"}
+    offload = {"parallel.offload": "none"} if work.offload else {}
+    return offload | ({} if work.reshard else {"parallel.reshard": "true"})
+
+
 def _outcomes(plan: Plan) -> Iterator[str]:
     request = plan.request
     best = plan.best.strategy
-    settings = best.settings | ({"parallel.offload": "none"} if request.work.offload and not best.uses_fsdp else {})
+    settings = settings_of(request.work, best)
     sets = " ".join(f"--set {key}={value}" for key, value in settings.items())
     yield f"{amount_text(request.tokens, 'tokens')} with {best.kind}, recomputation {best.recompute} ({sets}):"
     heads = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,19 @@ def test_help_is_of_the_task_before_it(
         program.run(["fab", *words])
     name = "logs" if "logs" in words else "train"
     assert (ended.value.code, f"fab [--core-opts] {name} " in capsys.readouterr().out) == (0, True)
+
+
+@pytest.mark.parametrize("words", [("--help", "train"), ("--list",)])
+def test_help_whose_reader_has_left_is_no_error(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HOUSE)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", gone)
+        with pytest.raises(SystemExit) as ended:
+            program.run(["fab", *words])
+        gone.flush()
+    assert ended.value.code == 0
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

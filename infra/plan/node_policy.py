@@ -67,7 +67,8 @@ def login_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
         allow("RunsRead", READ, read),
         *([allow("RunsRequest", ["s3:PutObject", "s3:DeleteObject"], requests)] if requests else []),
         *_kms(spec, place),
-        *_reported(spec, place, ["Lustrain"]),
+        # Nothing trains there.
+        *_reported(spec, place, ["Lustrain"], without_groups=("train",)),
         *_munge_key(spec, place, READ_SECRET),
     ]
 
@@ -179,10 +180,12 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield from _reported(spec, place, METRIC_NAMESPACES)
 
 
-def _reported(spec: ClusterSpec, place: Place, namespaces: Sequence[str]) -> Iterator[Statement]:
+def _reported(
+    spec: ClusterSpec, place: Place, namespaces: Sequence[str], *, without_groups: Sequence[str] = ()
+) -> Iterator[Statement]:
     """Yield the rights to logs, and to metrics such as that of a failed boot."""
     if carries_logs(spec) and spec.backend != "hyperpod-eks":  # where pods have a role for it
-        yield allow("Logs", WRITE_LOGS, group_arns(spec, place))
+        yield allow("Logs", WRITE_LOGS, group_arns(spec, place, without=without_groups))
     namespace = {"StringEquals": {"cloudwatch:namespace": list(namespaces)}}
     yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
 

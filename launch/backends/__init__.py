@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +48,9 @@ class HeldJob:
     job: str
     why: str
     fix: str
+
+    def __str__(self) -> str:
+        return f"job {self.job} is held ({self.why}); fix: {self.fix}"
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,12 @@ class ArrayBackend(Protocol):
         """
         ...
 
-    def check_array(self, plan: LaunchPlan, folder: Path) -> None:
-        """Refuse what the scheduler would refuse."""
+    def check_array(self, request: RunRequest, plan: LaunchPlan, folder: Path) -> None:
+        """Refuse what the scheduler would refuse; `request` is one of the plan's, which all request the same."""
+        ...
+
+    def held_jobs(self, sweep: str, runs: Sequence[str]) -> dict[str, HeldJob]:
+        """Return the jobs that a person has to release by the run; `runs` are those of the sweep's points, in their order."""
         ...
 
     def submit_array(

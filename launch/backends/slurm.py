@@ -84,6 +84,9 @@ class Job:
         node = "a node that `sinfo -R` shows with Duplicate jobid"
         return f"{words}; {node} takes jobs again after scontrol update NodeName=NODE State=RESUME"
 
+    def as_held(self) -> HeldJob:
+        return HeldJob(str(self.number), self.held, self.release)
+
 
 class SlurmBackend:
     own_flags = ("account", "grow_after", "image", "partition", "qos", "time")
@@ -131,9 +134,7 @@ class SlurmBackend:
         return LaunchPlan(("sbatch", "--parsable", f"--chdir={folder}"), {SCRIPT: text})
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
-        _require_sbatch()
-        _check_accounts(request.options)
-        _sbatch(plan.files[SCRIPT], folder, "--test-only")
+        _check_script(request.options, plan.files[SCRIPT], folder)
         self.check_queue(request, resume=resume)
 
     def check_queue(self, request: RunRequest, *, resume: bool) -> None:
@@ -163,9 +164,8 @@ class SlurmBackend:
         text = array_script(requests, sweep, log, _environment(first.options, environ), at_once)
         return LaunchPlan(("sbatch", "--parsable", f"--chdir={folder}"), {ARRAY_SCRIPT: text})
 
-    def check_array(self, plan: LaunchPlan, folder: Path) -> None:
-        _require_sbatch()
-        _sbatch(plan.files[ARRAY_SCRIPT], folder, "--test-only")
+    def check_array(self, request: RunRequest, plan: LaunchPlan, folder: Path) -> None:
+        _check_script(request.options, plan.files[ARRAY_SCRIPT], folder)
 
     def submit_array(
         self, requests: Mapping[int, RunRequest], plan: LaunchPlan, sweep: str, folder: Path
@@ -197,8 +197,22 @@ class SlurmBackend:
     def held_job(self, run: str) -> HeldJob | None:
         if shutil.which("squeue") is None:
             return None
-        held = next((job for job in jobs_of(run) if job.held), None)
-        return HeldJob(str(held.number), held.held, held.release) if held else None
+        return next((job.as_held() for job in jobs_of(run) if job.held), None)
+
+    def held_jobs(self, sweep: str, runs: Sequence[str]) -> dict[str, HeldJob]:
+        """Return the held jobs and tasks of the sweep's runs: one look at the queue, however many they are."""
+        if shutil.which("squeue") is None:
+            return {}
+        found: dict[str, HeldJob] = {}
+        for number, state, reason, comment in _queue(sweep, "--array", "--format=%F_%K|%T|%r|%k"):
+            array, _, task = number.partition("_")
+            if not _is_held(state, reason):
+                continue
+            if comment == sweep and task.isdecimal() and int(task) < len(runs):
+                found[runs[int(task)]] = Job(number, reason).as_held()
+            elif comment in runs:
+                found[comment] = Job(array, reason).as_held()
+        return found
 
     def ended_job(self, run: str, job: Mapping[str, Any]) -> str | None:
         number = job.get("job")
@@ -397,6 +411,13 @@ def _check_accounts(options: SlurmOptions) -> None:
         if output.code == 0 and always in known and not {*name.lower().split(",")} <= known:
             fix = f"`sacctmgr show {kind}` lists them; an administrator adds one: sacctmgr add {kind} {name}"
             raise UserError(problem(flag, name, f"Slurm's accounting knows no such {kind}", fix=fix))
+
+
+def _check_script(options: SlurmOptions, text: str, folder: Path) -> None:
+    """Refuse what Slurm would refuse, or take and never run. UserError."""
+    _require_sbatch()
+    _check_accounts(options)
+    _sbatch(text, folder, "--test-only")
 
 
 def _require_sbatch() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any, TypeVar
 
-from launch import logs
+from launch import backends, logs
 from launch import status as run_status
-from launch.runs import read_record
+from launch.backends import HeldJob
+from launch.runs import read_record, registered_uri
 from launch.sweep.grid import Point
 from launch.sweep.record import Sweep
 from lustrain.progress import Progress
@@ -46,6 +48,33 @@ def read_rows(sweep: Sweep) -> list[dict[str, Any]]:
     return _of_each(sweep, lambda point: _row(sweep, point))
 
 
+def read_held_jobs(sweep: Sweep, data: Mapping[str, Any]) -> dict[str, HeldJob]:
+    """Return the jobs that a scheduler holds until a person releases them, by the name of their point. UserError."""
+    started = [row["name"] for row in data["points"] if row["outcome"] == UNFINISHED]
+    if not started:
+        return {}
+    # Jobs are known by the URI that was requested, which may name a folder by a link.
+    run = sweep.store.subfolder(started[0])
+    request = read_record(run, journal.REQUEST) or {}
+    backend: object = backends.load(str(request.get("on")))
+    if not isinstance(backend, backends.ArrayBackend):
+        return {}
+    folder = registered_uri(request, run).rstrip("/").rpartition("/")[0]
+    names = {f"{folder}/{point.name}": point.name for point in sweep.points}
+    return {names[uri]: held for uri, held in backend.held_jobs(folder, [*names]).items()}
+
+
+def with_held_jobs(data: Mapping[str, Any], held: Mapping[str, HeldJob]) -> dict[str, Any]:
+    """Add the jobs of `read_held_jobs` to their points."""
+    points = [
+        {**row, "state": "held: a person has to release its job", "held": asdict(held[row["name"]])}
+        if row["name"] in held
+        else row
+        for row in data["points"]
+    ]
+    return {**data, "points": points}
+
+
 def lines(data: Mapping[str, Any]) -> list[str]:
     """Return the table for people."""
     rows: Sequence[Mapping[str, Any]] = data["points"]
@@ -64,7 +93,13 @@ def lines(data: Mapping[str, Any]) -> list[str]:
         ]
         for row in rows
     ]
-    return table(heads, cells, right=("validation loss", "best"))
+    by_reason: dict[str, list[HeldJob]] = {}
+    for row in rows:
+        if row["held"]:
+            held = HeldJob(**row["held"])
+            by_reason.setdefault(held.why, []).append(held)
+    more = [f"{jobs[0]}{f'; so are {len(jobs) - 1} more' if jobs[1:] else ''}" for jobs in by_reason.values()]
+    return table(heads, cells, right=("validation loss", "best")) + more
 
 
 def validation_losses(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -131,6 +166,7 @@ def _row(sweep: Sweep, point: Point) -> dict[str, Any]:
         "values": dict(point.values),
         "outcome": outcome,
         "state": state,
+        "held": None,
         **{key: newest[-1].get(key) if newest else None for key in ("step", "loss")},
         **validation_losses(merge_steps(generations)),
     }

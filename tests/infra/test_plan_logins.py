@@ -94,6 +94,8 @@ def test_role_of_a_login_has_nothing_that_only_training_needs() -> None:
     assert changed == {f"{runs}*/launch/*", f"{runs}*/sweep.json"}, "requests, and no checkpoint"
     assert f"{runs}*" in login["s3:GetObject"]
     assert login["cloudwatch:PutMetricData"] == {"*"}
+    groups = {arn.partition("log-group:")[2] for arn in login["logs:PutLogEvents"]}
+    assert groups == {"/lustrain/slurm-g6e/node", "/lustrain/slurm-g6e/node:*"}
 
 
 def test_login_submits_to_buckets_that_have_a_key() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launch import runs
+from launch import logs, runs
 from launch.backends import LaunchPlan, kubernetes, slurm, slurm_executor
 from launch.backends.slurm_executor import Allocation, Runtime
 from launch.request import RunRequest
@@ -23,6 +23,7 @@ from launch.supervisor.policy import ExtraNodes, RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.lab.training import config
 from tests.launch.test_launch_local import FAB, environment
+from trainer.run import journal
 from trainer.run.journal import REQUEST, STOP
 from trainer.storage import open_store
 
@@ -125,6 +126,65 @@ def test_array_whose_answer_is_lost_keeps_its_tasks_known(planted: Path, tmp_pat
     with pytest.raises(UserError):
         submit_array({0: replace(SLURM, run=f"{sweep}/c")}, set(), slurm.BACKEND, plan, sweep, planted)
     assert runs.read_record(open_store(f"{sweep}/c"), REQUEST) is None
+
+
+def test_array_of_an_unknown_account_registers_nothing(planted: Path, tmp_path: Path) -> None:
+    sweep = f"{tmp_path}/rates"
+    options = replace(OPTIONS, account="research")
+    requests = {index: replace(SLURM, run=f"{sweep}/{index}", options=options) for index in range(2)}
+    plan = slurm.BACKEND.plan_array(requests, sweep, planted, {}, None)
+    assert plan is not None
+    plant(planted, "sacctmgr", "echo root")
+    plant(planted, "sbatch", f": > {planted}/asked; echo 7")
+    with pytest.raises(UserError) as error:
+        submit_array(requests, set(), slurm.BACKEND, plan, sweep, planted)
+    assert [line.path for line in error.value.problems] == ["--account"]
+    assert not (planted / "asked").exists()
+    assert not Path(sweep).exists()
+
+
+def test_held_jobs_of_a_sweep_are_one_look_at_the_queue(planted: Path) -> None:
+    """Its array's tasks by their index, and its runs that are jobs of their own."""
+    lines = [
+        "9_0|PENDING|JobHeldUser|/shared/rates",
+        "9_1|RUNNING|None|/shared/rates",
+        "9_7|PENDING|JobHeldUser|/shared/rates",
+        "12_N/A|REQUEUE_HOLD|launch failed requeued held|/shared/rates/c",
+        "13_N/A|PENDING|JobHeldAdmin|/shared/other/c",
+    ]
+    plant(planted, "squeue", f"echo look >> {planted}/looks; printf '%s\\n' {shlex.join(lines)}")
+    held = slurm.BACKEND.held_jobs("/shared/rates", [f"/shared/rates/{name}" for name in "abc"])
+    assert {run: (job.job, job.why) for run, job in held.items()} == {
+        "/shared/rates/a": ("9_0", "JobHeldUser"),
+        "/shared/rates/c": ("12", "launch failed requeued held"),
+    }
+    assert (planted / "looks").read_text().count("look") == 1
+
+
+def test_following_names_a_held_job_once(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The queue is one of many users: it is not looked at as often as the log."""
+    store, uri = open_store(f"{tmp_path}/first"), f"{tmp_path}/first"
+    request = {"version": 1, "on": "slurm", "run": uri, "after": 0}
+    store.put(REQUEST, json.dumps(request).encode())
+    runs.save_job(store, "slurm", {"job": 7, "log": f"{tmp_path}/log"})
+    plant(
+        planted,
+        "squeue",
+        f"echo look >> {planted}/looks; case $* in *--array*) ;; *) {queued(7, 'PENDING', 'JobHeldUser', uri)} ;; esac",
+    )
+    waits = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 2 * logs.LOOKS_PER_QUEUE:
+            journal.finish(store, journal.begin(store, ["n"], "test"), 0)
+            (tmp_path / "log").write_text("done\n")
+
+    found = logs.read(store, request, rank=None, launch=None, follow=True, sleep=sleep)
+    assert [entry.text for entry in found] == ["done"]
+    assert capsys.readouterr().err.count("scontrol release 7") == 1
+    assert (planted / "looks").read_text().count("look") == 2
 
 
 @pytest.mark.parametrize("squeue", [SILENT, None])

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from launch import backends, tasks
-from launch.backends import LaunchPlan, Submission
+from launch.backends import HeldJob, LaunchPlan, Submission
 from launch.backends.kubernetes import JOB_NAME
 from launch.flags import SweepFlags
 from launch.request import RunRequest
@@ -87,8 +87,11 @@ class ArrayQueueBackend(QueueBackend):
     ) -> LaunchPlan | None:
         return LaunchPlan((), {"pages": f"{at_once}"})
 
-    def check_array(self, plan: LaunchPlan, folder: Path) -> None:
+    def check_array(self, request: RunRequest, plan: LaunchPlan, folder: Path) -> None:
         """It takes everything."""
+
+    def held_jobs(self, sweep: str, runs: Sequence[str]) -> dict[str, HeldJob]:
+        return {run: HeldJob("7", "paper jam", "pull") for run in sorted(self.queued)}
 
     def submit_array(
         self, requests: Mapping[int, RunRequest], plan: LaunchPlan, sweep: str, folder: Path
@@ -375,6 +378,22 @@ def test_table_has_the_lowest_validation_loss_first(tmp_path: Path, queue: Queue
     assert [row["outcome"] for row in found["points"]] == [status.DONE, status.DONE, status.NOT_STARTED]
     assert last["best_validation_loss"] is None
     assert [line.split()[0] for line in status.lines(found)[1:]] == ["0.02", "0.01", "0.03"]
+
+
+def test_held_jobs_are_named_once_with_their_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a sweep whose folder is reached by a link, as its jobs go by the name that was requested."""
+    backend = ArrayQueueBackend()
+    monkeypatch.setitem(backends.MODULES, "printer", "tests.launch.test_backends")
+    monkeypatch.setattr("tests.launch.test_backends.BACKEND", backend)
+    plan = planned(tmp_path)
+    begin(plan, backend)
+    backend.queued.remove(plan.requests[1].run)
+    (tmp_path / "link").symlink_to(plan.uri)
+    sweep = load_sweep(open_store(f"{tmp_path}/link"))
+    data = status.read(sweep)
+    found = status.with_held_jobs(data, status.read_held_jobs(sweep, data))
+    assert [row["held"] and row["held"]["job"] for row in found["points"]] == ["7", None, "7"]
+    assert status.lines(found)[4:] == ["job 7 is held (paper jam); fix: pull; so are 1 more"]
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(EXIT_DONE, status.DONE), (EXIT_CONFIG, status.ENDED_EARLY)])

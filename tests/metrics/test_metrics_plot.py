@@ -93,6 +93,23 @@ def test_attempt_that_logged_no_step_is_counted(tmp_path: Path) -> None:
     assert ([span.generation for span in story.spans], story.redone) == ([1, 3], [(11, 20)])
 
 
+def test_generation_after_a_roll_back_is_one_without_steps_too(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "my-run"))
+    log_attempt(store, 1, 1, 20, code=None)
+    append_event(store, 2, "rolled_back", {"step": 21, "to_step": 10, "from_attempt": 1})
+    story = story_of(store)
+    assert (story.cuts, story.resumes, story.redone) == ([(20, Cut.ROLLED_BACK)], [10], [(11, 20)])
+    log_attempt(store, 3, 11, 30, code=0)
+    assert story_of(store).cuts == [(20, Cut.ROLLED_BACK), (10, Cut.LOST)]
+
+
+def test_name_of_a_run_that_is_no_utf8_is_drawn(tmp_path: Path) -> None:
+    store = LocalStore(os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff"))
+    log_attempt(store, 1, 1, 20, code=0)
+    draw_run(store, tmp_path / "run.svg")
+    assert (tmp_path / "run.svg").stat().st_size > 0
+
+
 def test_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
     assert cuts([Attempt(1, 1, 9, 2, "", "")], []) == []
 

@@ -50,6 +50,20 @@ def test_small_model_is_not_sharded(files: Files) -> None:
     assert made.best.strategy.kind == "DDP"
 
 
+@pytest.mark.parametrize(
+    ("given", "best"),
+    [
+        (("parallel.shard=8", "parallel.reshard=false", "parallel.offload=states"), Strategy(8, 1)),
+        (("parallel.gradient_as_bucket_view=false",), Strategy(1, 8)),
+    ],
+)
+def test_printed_settings_are_taken_beside_those_given(files: Files, given: tuple[str, ...], best: Strategy) -> None:
+    made = files.plan(set=given)
+    printed = [f"{key}={value}" for key, value in report.settings_of(made.request.work, best).items()]
+    config = load(files.config, sets=[*given, *printed])
+    assert config.parallel.unused() == []
+
+
 def test_offloaded_model_fits_where_its_node_has_the_memory(files: Files) -> None:
     sets = ("task.model.width=8192", "task.model.layers=80", "task.model.heads=64", "task.model.hidden=28672")
     offload = (*sets, "parallel.offload=states")

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lustrain.problem import UserError, problem
+from lustrain.problem import UserError, plain, problem
 from trainer.metrics.alerts import Firing, names
 from trainer.metrics.reader import read_events, read_history
 from trainer.metrics.timeline import Cut, Timeline, timeline
@@ -165,7 +165,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 def set_title(figure: Figure, title: str) -> None:
     # A run's name may hold what is a formula to matplotlib.
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
 
 
 def style_axes(axes: Axes, grid: Literal["x", "y"] = "y") -> None:

@@ -98,12 +98,19 @@ def timeline(
 
 def with_stepless(attempts: Sequence[Attempt], events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     """Return the attempts, and those that began but logged no step, whose last step is the one that they began from."""
-    known = {attempt.generation for attempt in attempts}
+    sizes: dict[Any, int] = {attempt.generation: attempt.world_size for attempt in attempts}
+    known = set(sizes)
     stepless = {}
     for event in events:
         number, step, time = event.get("attempt"), event.get("step"), str(event.get("time", ""))
-        if event.get("event") in BEGAN and number not in known and isinstance(number, int) and isinstance(step, int):
-            stepless[number] = Attempt(number, step + 1, step, int(event.get("world_size", 0)), time, time)
+        size = int(event.get("world_size", 0))
+        if is_roll_back := event.get("event") == ROLLED_BACK:
+            # The same ranks go on.
+            step, size = event.get("to_step"), sizes.get(event.get("from_attempt"), 0)
+        begins = is_roll_back or event.get("event") in BEGAN
+        if begins and number not in known and isinstance(number, int) and isinstance(step, int):
+            stepless[number] = Attempt(number, step + 1, step, size, time, time)
+            sizes[number] = size
     return sorted([*attempts, *stepless.values()], key=lambda attempt: attempt.generation)
 
 

@@ -6,7 +6,7 @@ On EKS an add-on does both for pods. None of this has run against AWS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ def write_policy(spec: ClusterSpec, place: Place) -> Document:
     return document([allow("Logs", WRITE, group_arns(spec, place))])
 
 
-def group_arns(spec: ClusterSpec, place: Place) -> list[str]:
-    """Return the ARNs of the groups and of what is in them, as a policy names them."""
-    arns = [place.arn("logs", f"log-group:{group.name}") for group in log_groups(spec)]
+def group_arns(spec: ClusterSpec, place: Place, *, without: Collection[str] = ()) -> list[str]:
+    """Return the ARNs of the groups and of what is in them, as a policy names them, but those with a key of `without`."""
+    arns = [place.arn("logs", f"log-group:{group.name}") for group in log_groups(spec) if group.key not in without]
     return [form for arn in arns for form in (arn, f"{arn}:*")]
