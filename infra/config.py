@@ -22,7 +22,7 @@ from infra.groups import CapacityMode as CapacityMode
 from infra.groups import Group as Group
 from infra.groups import GroupRole as GroupRole
 from infra.instance_types import InstanceType
-from infra.section import Name, Positive, Time, ZoneId, id_of
+from infra.section import Name, Positive, Time, TypeName, ZoneId, id_of
 from lustrain.cluster import Accounting, Bucket, SlurmName, Tuning, slurm_settings
 from lustrain.problem import UserError
 from lustrain.schema import Section, like, problems_of
@@ -47,7 +47,6 @@ Days = Annotated[int, Field(ge=1, le=3650)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "a plain absolute path", "/fsx")]
 """As the Cluster's, but for `..`: that has rules of preflight, which say why."""
-TypeName = Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "p5.48xlarge")]
 SubnetId = Annotated[str, id_of("subnet", "a subnet")]
 RoleArn = Annotated[
     str,
@@ -376,6 +375,9 @@ class Boot(Section):
     everyone who may read that bucket reads it: no secrets. It has 10 minutes; where it fails, the boot of the node fails."""
 
 
+SchemaName = Annotated[str, like(r"[A-Za-z0-9$_]{1,64}", "a schema's name", "slurm_acct_db")]
+
+
 class AccountingDatabase(Section):
     """A MySQL database of yours for Slurm's accounting: in RDS or the like, reached from the cluster's security group. HyperPod
     neither makes it nor backs it up
@@ -396,7 +398,7 @@ class AccountingDatabase(Section):
     ]
     """Holds `username` and `password` of a user who may make the schema."""
     port: Annotated[int, Field(ge=1, le=65535)] = 3306
-    name: Annotated[str, like(r"[A-Za-z0-9$_]{1,64}", "a schema's name", "slurm_acct_db")] | None = None
+    name: SchemaName | None = None
     """Default: HyperPod's, with the cluster's id in it; clusters that share a history name one."""
 
 
@@ -406,7 +408,7 @@ class SchedulerDatabase(AccountingDatabase):
 
     security_group_id: Annotated[str, id_of("sg", "a security group")]
     """Of the database: it has to let the cluster in; the stack does not change it."""
-    name: Annotated[str, like(r"[A-Za-z0-9$_]{1,64}", "a schema's name", "slurm_acct_db")] | None = None
+    name: SchemaName | None = None
     """Default: one of the cluster's name. Two clusters cannot share one."""
 
 

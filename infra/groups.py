@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from infra.section import Name, Positive, Time, ZoneId, id_of
+from infra.section import Name, Positive, Time, TypeName, ZoneId, id_of
 from lustrain.cluster import Taint
 from lustrain.schema import Section, like
 
@@ -54,6 +54,11 @@ class Capacity(Section):
     """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it,
     nothing hands it over. With `create` the reservation is made to end then."""
 
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the machines are set aside, and paid whether they run or not."""
+        return self.mode not in ("on-demand", "spot")
+
 
 class Group(Section):
     """Machines of one kind; with `hyperpod-eks` all are workers, with `ec2` all but logins beside a scheduler."""
@@ -61,9 +66,7 @@ class Group(Section):
     name: Name
     instance_type: Annotated[str, like(r"(ml\.)?[a-z0-9-]+\.[a-z0-9-]+", "an instance type", "p5.48xlarge")]
     """EC2's name (`p5.48xlarge`); HyperPod's `ml.` is added where it belongs."""
-    other_types: tuple[
-        Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "g5.12xlarge")], ...
-    ] = ()
+    other_types: tuple[TypeName, ...] = ()
     """EC2, spot: further types that a node may have, in the order of preference, where `instance_type` is not to be had. All
     are launched by one template, so they have as many accelerators, vCPUs and network cards, and are alike in more: rule
     EC2-024."""

@@ -31,6 +31,7 @@ ZoneId = Annotated[
     ),
 ]
 """The zone's id, the same in every account."""
+TypeName = Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "p5.48xlarge")]
 Positive = Annotated[int, Field(gt=0)]
 _GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) ([+-]\d\d)(\d\d)(?: [A-Za-z0-9+-]+)?", re.ASCII)
 """How Go prints a time (https://pkg.go.dev/time#Time.String): `pulumi stack init` and `pulumi config set` rewrite the whole

@@ -9,7 +9,7 @@ JITTER = random.SystemRandom().random
 """Not the process's own stream: a Task's numbers may come from there, and a retry must not change them."""
 
 
-def pause_s(tried: int, first_s: float, longest_s: float, draw: Callable[[], float] = JITTER) -> float:
+def pause_s(tried: int, first_s: float, longest_s: float, jitter: Callable[[], float] = JITTER) -> float:
     """Return the seconds to wait after `tried` tries: exponential with full jitter, so that many that failed together spread
     out.
 
@@ -17,4 +17,4 @@ def pause_s(tried: int, first_s: float, longest_s: float, draw: Callable[[], flo
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/ (2015).
     """
     # 2.0 ** 1024 is an OverflowError.
-    return draw() * min(longest_s, first_s * 2.0 ** min(tried - 1, 60))
+    return jitter() * min(longest_s, first_s * 2.0 ** min(tried - 1, 60))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from lustrain.files import write_whole
+from lustrain.from_json import from_json
 from lustrain.problem import FAILED, UserError, plain, problem
 from lustrain.schema import UNPRINTABLE, Section, like, problems_of
 
@@ -103,7 +104,7 @@ def read(path: Path) -> ImageRecord:
         why = "a version of this file that is not known here"
         fix = f"{MAKE}, or the Lustrain that wrote it"
         raise UserError(problem(f"{path.name}: version", table.get("version"), why, allowed=str(VERSION), fix=fix))
-    return _record(_checked(table, path.name))
+    return from_json(ImageRecord, _checked(table, path.name).model_dump())
 
 
 def write(path: Path, record: ImageRecord) -> None:
@@ -141,12 +142,6 @@ def _checked(table: Mapping[str, Any], name: str) -> _File:
         return _File.model_validate(table)
     except ValidationError as error:
         raise UserError([f"{name}: {line}" for line in problems_of(error, _File)]) from None
-
-
-def _record(file: _File) -> ImageRecord:
-    git = GitState(file.git.commit, file.git.dirty, tuple(file.git.changed))
-    rest = file.model_dump(exclude={"version", "git", "platforms"})
-    return ImageRecord(**rest, git=git, platforms=tuple(file.platforms))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

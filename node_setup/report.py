@@ -20,6 +20,7 @@ VERSION = 1
 _SHOWN = (Status.CHANGE, Status.CHANGED, Status.FAILED, Status.CONFLICT, Status.REBOOT, Status.UNKNOWN)
 _FINE = (Status.OK, Status.SKIPPED)
 _LONGEST = 160
+_MOST_NAMES = 4
 _OPT_IN = "opt-in: "
 _NOTHING = AgentResponse(version=1)
 
@@ -283,10 +284,10 @@ def _grouped(title: str, outcomes: Sequence[Outcome], details_of: Callable[[Outc
     return ["", f"{title}:", *lines] if lines else []
 
 
-def _name_list(names: Sequence[str], most: int = 4) -> str:
+def _name_list(names: Sequence[str]) -> str:
     """Write names like `node1, node2 and 6 more`."""
-    rest = len(names) - most
-    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest} more"
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:_MOST_NAMES])} and {rest} more"
 
 
 def _summary(outcomes: Sequence[Outcome], *, ready: bool = False) -> str:

@@ -42,10 +42,10 @@ def require_output(path: Path) -> None:
 
 def write_plot(plan: Plan, path: Path) -> None:
     """Draw the plan into a file whose ending names its kind. UserError."""
-    write_figure(draw(plan), path, FLAG)
+    write_figure(draw_plan(plan), path, FLAG)
 
 
-def draw(plan: Plan) -> Figure:
+def draw_plan(plan: Plan) -> Figure:
     """Draw seconds of a step by strategy, efficiency by nodes, and USD per million tokens by how nodes are paid."""
     request = plan.request
     options = [option for option in plan.options if option.runnable]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lustrain.from_json import from_json
 from lustrain.problem import UserError
 from trainer import parallel
 from trainer.config import Config
@@ -70,7 +71,7 @@ class Progress:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
         """Read what `to_state` returned; what an older version did not store has its default."""
-        return cls(**{name: state[name] for name in cls.__dataclass_fields__ if name in state})
+        return from_json(cls, state)
 
 
 @dataclass
@@ -205,7 +206,9 @@ def train_step(training: Training, step: int) -> tuple[Record, StepReduction]:
         list(training.model.parameters()), config.train.grad_clip, scale=nominal / max(reduced.count, 1.0)
     )
     loss_mean = reduced.loss_sum / max(reduced.count, 1.0)
-    decision = bad_loss.decide(config.bad_loss, training.history, loss_mean, norm, scaled=training.scaler.is_enabled())
+    decision = bad_loss.decide_step(
+        config.bad_loss, training.history, loss_mean, norm, scaled=training.scaler.is_enabled()
+    )
     if decision.action is bad_loss.Action.STOP:
         other_precision = "use precision.mode = bf16 or fp32, " if config.precision.mode == "fp16" else ""
         raise BadLossError(

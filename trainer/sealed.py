@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from awscrt.checksums import crc64nvme
@@ -28,6 +28,28 @@ def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
 def seal(body: Mapping[str, Any]) -> bytes:
     """Return canonical JSON of `body` with its checksum."""
     return canonical(with_checksum(body))
+
+
+def hexed(value: Any) -> Any:
+    """Return the same tree with each checksum as 16 hex digits: many JSON readers round integers beyond 2^53."""
+    return _sums_turned(value, int, "{:016x}".format)
+
+
+def unhexed(value: Any) -> Any:
+    """Return the tree of which `hexed` made this one; ValueError where the text of a checksum is none, or it is too deep."""
+    try:
+        return _sums_turned(value, str, lambda text: int(text, 16))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _sums_turned(value: Any, kind: type, turn: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: turn(each) if key.endswith("crc64nvme") and isinstance(each, kind) else _sums_turned(each, kind, turn)
+            for key, each in value.items()
+        }
+    return [_sums_turned(each, kind, turn) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def unseal(raw: bytes) -> dict[str, Any]:

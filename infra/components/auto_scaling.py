@@ -65,8 +65,8 @@ class Reservation(pulumi.ComponentResource):
 
     reservation_id: pulumi.Output[str]
 
-    def __init__(self, name: str, plan: ReservationPlan, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:Reservation", name, None, opts)
+    def __init__(self, name: str, plan: ReservationPlan) -> None:
+        super().__init__("lustrain:infra:Reservation", name)
         keep = pulumi.ResourceOptions(parent=self, protect=True, retain_on_delete=True)
         zone = aws.get_availability_zone_output(zone_id=plan.zone_id, opts=pulumi.InvokeOutputOptions(parent=self))
         made = aws.ec2.CapacityReservation(
@@ -102,9 +102,8 @@ class AutoScalingNodeGroup(pulumi.ComponentResource):
         user_data: pulumi.Input[str],
         reservation_id: pulumi.Input[str] | None = None,
         depends_on: Sequence[pulumi.Resource] = (),
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:Gang", name, None, opts)
+        super().__init__("lustrain:infra:Gang", name)
         self._name = name
         self._plan = plan
         # The image that was looked up first stays: see Image.

@@ -21,8 +21,8 @@ class Buckets(pulumi.ComponentResource):
     names: dict[BucketKey, pulumi.Output[str]]
     ready: list[pulumi.Resource]
 
-    def __init__(self, name: str, plans: Sequence[BucketPlan], opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:Buckets", name, None, opts)
+    def __init__(self, name: str, plans: Sequence[BucketPlan]) -> None:
+        super().__init__("lustrain:infra:Buckets", name)
         self.names = {plan.key: pulumi.Output.from_input(plan.name) for plan in plans}
         self.ready = []
         for plan in plans:
@@ -107,8 +107,8 @@ class ImageRepository(pulumi.ComponentResource):
 
     url: pulumi.Output[str]
 
-    def __init__(self, name: str, plan: RepositoryPlan, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:ImageRepository", name, None, opts)
+    def __init__(self, name: str, plan: RepositoryPlan) -> None:
+        super().__init__("lustrain:infra:ImageRepository", name)
         self.url = pulumi.Output.from_input(plan.existing) if plan.existing else self._made(name, plan)
         self.register_outputs({"url": self.url})
 

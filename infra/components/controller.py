@@ -29,9 +29,8 @@ class ControllerState(pulumi.ComponentResource):
         *,
         subnet_id: pulumi.Input[str],
         security_group_ids: Sequence[pulumi.Input[str]],
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:ControllerState", name, None, opts)
+        super().__init__("lustrain:infra:ControllerState", name)
         ours = pulumi.ResourceOptions(parent=self)
         interface = aws.ec2.NetworkInterface(
             f"{name}-address",
@@ -69,9 +68,8 @@ class Controller(pulumi.ComponentResource):
         instance_profile_arn: pulumi.Output[str],
         user_data: pulumi.Output[str],
         depends_on: Sequence[pulumi.Resource] = (),
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:Controller", name, None, opts)
+        super().__init__("lustrain:infra:Controller", name)
         # The newer `primary_network_interface` is unknown to provider 5, which the tests' engine has.
         interface = aws.ec2.InstanceNetworkInterfaceArgs(device_index=0, network_interface_id=state.interface_id)
         made = instance(

@@ -61,9 +61,8 @@ class EksCluster(pulumi.ComponentResource):
         role_arns: Mapping[str, pulumi.Input[str]],
         found: ControlPlane | None = None,
         depends_on: Sequence[pulumi.Resource] = (),
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:EksCluster", name, None, opts)
+        super().__init__("lustrain:infra:EksCluster", name)
         self.ready = []
         if found is None:
             self._make_control_plane(name, plan, subnet_ids, security_group_ids, role_arns, depends_on)
@@ -154,9 +153,8 @@ class NodeAddons(pulumi.ComponentResource):
         cluster_name: pulumi.Input[str],
         depends_on: Sequence[pulumi.Resource],
         workspace: Workspace | None = None,
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:NodeAddons", name, None, opts)
+        super().__init__("lustrain:infra:NodeAddons", name)
         _make(self, name, plan.addons_after_nodes, cluster_name, depends_on, workspace)
         self.register_outputs({})
 

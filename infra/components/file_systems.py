@@ -158,9 +158,8 @@ class OpenZfsHome(pulumi.ComponentResource):
         *,
         subnet_id: pulumi.Input[str],
         security_group_ids: Sequence[pulumi.Input[str]],
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:OpenZfsHome", name, None, opts)
+        super().__init__("lustrain:infra:OpenZfsHome", name)
         exported = fsx.OpenZfsFileSystemRootVolumeConfigurationNfsExportsClientConfigurationArgs(
             clients="*", options=list(plan.export_options)
         )

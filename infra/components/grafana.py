@@ -21,9 +21,8 @@ class Grafana(pulumi.ComponentResource):
         plan: GrafanaPlan,
         role_arn: pulumi.Input[str],
         depends_on: Sequence[pulumi.Resource],
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:Grafana", name, None, opts)
+        super().__init__("lustrain:infra:Grafana", name)
         made = aws.grafana.Workspace(
             f"{name}-grafana",
             name=plan.name,

@@ -31,9 +31,8 @@ class HyperPod(pulumi.ComponentResource):
         depends_on: Sequence[pulumi.Resource] = (),
         *,
         protect: bool = False,
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:HyperPod", name, None, opts)
+        super().__init__("lustrain:infra:HyperPod", name)
         cluster = aws.cloudcontrol.Resource(
             f"{name}-cluster",
             type_name=TYPE,

@@ -18,8 +18,8 @@ class Interruptions(pulumi.ComponentResource):
     queue_url: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
 
-    def __init__(self, name: str, plan: ChannelPlan, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:Interruptions", name, None, opts)
+    def __init__(self, name: str, plan: ChannelPlan) -> None:
+        super().__init__("lustrain:infra:Interruptions", name)
         self._ours = pulumi.ResourceOptions(parent=self)
         dead = self._dead_letters(name, plan)
         queue = self._queue(name, plan, dead)

@@ -36,10 +36,9 @@ class Monitor(pulumi.ComponentResource):
         lifecycle_bucket: pulumi.Input[str],
         workspace: Workspace | None,
         depends_on: Sequence[pulumi.Resource] = (),
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         name = plan.name
-        super().__init__("lustrain:infra:Monitor", name, None, opts)
+        super().__init__("lustrain:infra:Monitor", name)
         later = {WORKSPACE_URL: workspace.endpoint} if workspace else {}
         bundle = LifecycleBundle(
             name, plan.bundle, lifecycle_bucket, later=later, opts=pulumi.ResourceOptions(parent=self)

@@ -26,8 +26,8 @@ class Network(pulumi.ComponentResource):
     nat_gateway_id: pulumi.Output[str] | None
     route_table_ids: list[pulumi.Output[str]]
 
-    def __init__(self, name: str, plan: NetworkPlan, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:Network", name, None, opts)
+    def __init__(self, name: str, plan: NetworkPlan) -> None:
+        super().__init__("lustrain:infra:Network", name)
         self._name = name
         if plan.existing is not None:
             self._pass_on(plan.existing)
@@ -159,9 +159,8 @@ class Endpoints(pulumi.ComponentResource):
         plan: NetworkPlan,
         network: Network,
         security_group_id: pulumi.Input[str] | None = None,
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:Endpoints", name, None, opts)
+        super().__init__("lustrain:infra:Endpoints", name)
         self._name, self._network, self._group = name, network, security_group_id
         self.ids = {one.key: self._endpoint(one).id for one in plan.endpoints}
         self.register_outputs({"ids": self.ids})

@@ -29,9 +29,8 @@ class Observability(pulumi.ComponentResource):
         topic_arn: pulumi.Input[str],
         controller_id: pulumi.Output[str] | None = None,
         monitor_id: pulumi.Output[str] | None = None,
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:Observability", name, None, opts)
+        super().__init__("lustrain:infra:Observability", name)
         self._ours = pulumi.ResourceOptions(parent=self)
         known = {"cluster": plan.name, "queue": plan.queue, "dead letters": plan.dead_letters}
         subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id}
@@ -87,8 +86,8 @@ class Observability(pulumi.ComponentResource):
 class Budget(pulumi.ComponentResource):
     """A monthly cost budget with its mails."""
 
-    def __init__(self, name: str, plan: BudgetPlan, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:Budget", name, None, opts)
+    def __init__(self, name: str, plan: BudgetPlan) -> None:
+        super().__init__("lustrain:infra:Budget", name)
         aws.budgets.Budget(
             f"{name}-monthly",
             name=plan.name,

@@ -9,6 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.plan.network.security import DESCRIPTIONS, Rule
+from infra.plan.place import Arn
 
 
 class _Other(TypedDict, total=False):
@@ -30,9 +31,8 @@ class SecurityGroups(pulumi.ComponentResource):
         name: str,
         rules: Sequence[Rule],
         vpc_id: pulumi.Input[str],
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("lustrain:infra:SecurityGroups", name, None, opts)
+        super().__init__("lustrain:infra:SecurityGroups", name)
         self._name = name
         self._groups = {key: self._group(key, vpc_id) for key in dict.fromkeys(rule.group for rule in rules)}
         self.ids = {key: group.id for key, group in self._groups.items()}
@@ -81,5 +81,7 @@ class SecurityGroups(pulumi.ComponentResource):
 
     def _prefix_list(self, rule: Rule) -> pulumi.Output[str]:
         """AWS's list of the addresses that a gateway endpoint leads to; its name has the region, which the ARN tells."""
-        name = self._groups[rule.group].arn.apply(lambda arn: f"com.amazonaws.{arn.split(':')[3]}.{rule.peer.value}")
+        name = self._groups[rule.group].arn.apply(
+            lambda arn: f"com.amazonaws.{Arn.parse(arn).region}.{rule.peer.value}"
+        )
         return aws.ec2.get_prefix_list_output(name=name).id

@@ -15,8 +15,8 @@ class Workspace(pulumi.ComponentResource):
     arn: pulumi.Output[str]
     endpoint: pulumi.Output[str]
 
-    def __init__(self, name: str, plan: WorkspacePlan, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("lustrain:infra:Workspace", name, None, opts)
+    def __init__(self, name: str, plan: WorkspacePlan) -> None:
+        super().__init__("lustrain:infra:Workspace", name)
         ours = pulumi.ResourceOptions(parent=self)
         # Where a stack of an earlier release has it, with its metrics.
         earlier = pulumi.Alias(parent=pulumi.create_urn(name, "lustrain:infra:Observability"))

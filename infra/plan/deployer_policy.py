@@ -16,7 +16,7 @@ from infra.plan.network.endpoints import interface_services
 from infra.plan.node_policy import key_resource
 from infra.plan.nodes.controller import secret_name
 from infra.plan.nodes.logs import log_groups
-from infra.plan.place import Place, bucket_names, ours
+from infra.plan.place import Arn, Place, bucket_names, ours
 from infra.plan.roles import RolePlan, flow_log_role, role_path, roles, services
 from infra.plan.storage.associations import associations
 
@@ -75,11 +75,11 @@ def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
     return document([*statements, *_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements)
 
 
-def managed_policies(policy: Document, limit: int = MANAGED_POLICY_CHARACTERS) -> tuple[Document, ...]:
+def managed_policies(policy: Document) -> tuple[Document, ...]:
     """`policy` in as many documents as IAM needs to hold it, statements in their order."""
     documents: list[list[Statement]] = [[]]
     for statement in policy["Statement"]:
-        if documents[-1] and characters([*documents[-1], statement]) > limit:
+        if documents[-1] and characters([*documents[-1], statement]) > MANAGED_POLICY_CHARACTERS:
             documents.append([])
         documents[-1].append(statement)
     return tuple(document(statements) for statements in documents)
@@ -423,7 +423,7 @@ def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 def _eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     kinds = ("cluster/{0}", "addon/{0}/*/*", "access-entry/{0}/*", "podidentityassociation/{0}/*")
-    if admins := [role for role in spec.access.admin_roles if role.split(":")[4] == place.account]:
+    if admins := [role for role in spec.access.admin_roles if Arn.parse(role).account == place.account]:
         yield allow("AdminRolesLook", ["iam:GetRole"], admins)
     cluster, *inside = (place.arn("eks", kind.format(spec.eks_name)) for kind in kinds)
     if spec.eks.existing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from infra.catalog.botocore_data import partitions
 from infra.config import ClusterSpec
@@ -31,6 +32,24 @@ def host(text: str, service: str) -> Host | None:
     """Return what a host name of `service` says; None for one that AWS has not, such as a region's under another's suffix."""
     found = re.fullmatch(rf"([^.]+)\.{re.escape(service)}\.([a-z0-9-]+)\.(.+)", text)
     return Host(found[1], found[2]) if found and found[3] == dns_suffix(partition_of(found[2])) else None
+
+
+class Arn(NamedTuple):
+    """The parts of `arn:partition:service:region:account:resource`; a resource may hold colons, and IAM has no region.
+
+    Parts that a text lacks are empty: preflight reads keys that are no whole ARN too, and other rules say so.
+    """
+
+    partition: str
+    service: str
+    region: str
+    account: str
+    resource: str
+
+    @classmethod
+    def parse(cls, text: str) -> Arn:
+        _, *parts = text.split(":", 5)
+        return cls(*parts, *[""] * (len(cls._fields) - len(parts)))
 
 
 PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from infra.config import ClusterSpec
-from infra.plan.place import ANYWHERE
-from infra.plan.watch.machine import boot_digits, settings, user_data
+from infra.plan.watch.machine import boot_digits
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_machine import boot, machine, made_anew, volume
 
@@ -37,7 +36,7 @@ def monitor(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield from machine(old, new, before, after, ANEW)
         growth = ", and the monitor is made anew, which uses it all"
         yield from volume(f"{HERE}.monitor.disk_gib", was.monitor.disk_gib, will_be.monitor.disk_gib, growth)
-        if settings(old, ANYWHERE) != settings(new, ANYWHERE) or _boot(old) != _boot(new):
+        if _digits(old) != _digits(new):
             yield replace(made_anew(ANEW, "what the monitor runs changes"), path=HERE)
 
 
@@ -46,7 +45,7 @@ def newer_lustrain(old: ClusterSpec, new: ClusterSpec, booted: str | None) -> li
 
     `booted` is the stack's output `monitorBoot`, empty of a stack that is older than the output; None compares nothing.
     """
-    now = boot(lambda: boot_digits(old))
+    now = _digits(old)
     if None in (booted, now, new.monitor) or now == booted:
         return []
     return [replace(made_anew(ANEW, "this Lustrain boots the monitor otherwise than the one that made it"), path=HERE)]
@@ -83,5 +82,5 @@ def _managed_grafana(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield Change(here, Effect.DELETES_OBJECTS, message, "pages and alerts that people made in it", instead)
 
 
-def _boot(spec: ClusterSpec) -> str | None:
-    return boot(lambda: user_data(spec, ANYWHERE, bundle_uri="there", volume_id="there"))
+def _digits(spec: ClusterSpec) -> str | None:
+    return boot(lambda: boot_digits(spec))

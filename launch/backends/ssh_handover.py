@@ -30,9 +30,9 @@ from launch.backends.ssh_unit import (
 )
 from launch.container import Container
 from launch.request import RunRequest
-from launch.supervisor.policy import RestartPolicy
 from lustrain import cluster as contract
 from lustrain.cluster import Cluster
+from lustrain.from_json import from_json
 from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
 from node_setup.fleet.faults import NOT_REACHED, SUDO, Fault
 from node_setup.fleet.hosts import Node
@@ -87,15 +87,9 @@ def decode(text: str) -> dict[str, Any]:
 
 def request_of(body: Mapping[str, Any], options: Callable[[Cluster, str, bool, Container | None], Any]) -> RunRequest:
     """Return the request of what `decode` returned; `options` makes the backend's own part."""
-    container = body["container"]
-    made = options(
-        contract.parse(body["cluster"]),
-        body["group"],
-        body["efa"],
-        Container(**{**container, "mounts": tuple(container["mounts"])}) if container else None,
-    )
-    policy = RestartPolicy(**body["request"]["policy"])
-    return RunRequest(**{**body["request"], "policy": policy, "options": made})
+    container = from_json(Container, body["container"]) if body["container"] else None
+    made = options(contract.parse(body["cluster"]), body["group"], body["efa"], container)
+    return from_json(RunRequest, {**body["request"], "options": made})
 
 
 def seen_from_node(cluster: Cluster, is_file: Callable[[str], bool] = lambda path: Path(path).is_file()) -> Cluster:

@@ -14,9 +14,10 @@ from fabric import Config
 from launch.backends.ssh_unit import Inspection, SshPlan, inspect_script, parse_inspection, with_engine
 from launch.container import trial_script
 from lustrain.cluster import Cluster
+from lustrain.from_json import from_json
 from lustrain.problem import UserError, problem
 from node_setup.fleet.faults import SUDO, Fault
-from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import cluster_nodes, ended_instances
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import SECTION, options
@@ -181,7 +182,6 @@ def as_record(node: Node) -> dict[str, Any]:
 def from_record(record: Any, run: str) -> Node:
     """Return the node of a record. UserError where `fab train` did not write it."""
     try:
-        route = {**record["route"], "proxy": tuple(record["route"]["proxy"])}
-        return Node(**{**record, "route": Route(**route)})
-    except (KeyError, TypeError):
+        return from_json(Node, record)
+    except (KeyError, TypeError, ValueError):
         raise UserError(problem("RUN", run, "the record of its nodes is not one that fab train wrote")) from None

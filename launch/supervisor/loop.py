@@ -21,11 +21,11 @@ from launch.supervisor.policy import (
     Start,
     Stop,
     Wait,
-    decide,
     final_decision,
     grows_at,
     growth,
     leaving_nodes,
+    next_decision,
     untrusted_nodes,
 )
 
@@ -68,7 +68,7 @@ def supervise(
             if decision is None and grown is not None and grown.requeue:
                 without = leaving_nodes(history, clock()) | untrusted_nodes(policy, history, clock())
                 decision = Requeue(tuple(sorted(without)), f"the run goes on with {grown.size} nodes if it gets them")
-            decision = decision or decide(
+            decision = decision or next_decision(
                 policy,
                 history,
                 executor.healthy_nodes(),

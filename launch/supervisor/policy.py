@@ -157,7 +157,7 @@ class Growth:
     """The scheduler has to give the job its nodes anew."""
 
 
-def decide(
+def next_decision(
     policy: RestartPolicy,
     history: Sequence[Launch],
     healthy: Sequence[str],

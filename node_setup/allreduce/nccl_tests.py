@@ -16,6 +16,8 @@ from node_setup.agent.settings import data
 
 PROGRAM = "all_reduce_perf"
 SMALLEST_BYTES = 8
+WAIT_S = 60
+"""srun gives up after so long where the nodes are busy."""
 DEFAULT_BYTES = 2**30
 """This size is for a type whose own is untested; it fits any GPU that has EFA."""
 ENVIRONMENT = {"NCCL_DEBUG": "INFO"}
@@ -95,16 +97,15 @@ def by_srun(
     *,
     efa: bool,
     program: str = PROGRAM,
-    wait_s: int = 60,
 ) -> list[str]:
-    """Return the command on a Slurm login node: one rank a GPU, exclusive nodes, given up after `wait_s` where they are busy.
+    """Return the command on a Slurm login node: one rank a GPU, exclusive nodes, given up after `WAIT_S` where they are busy.
 
     ValueError for fewer than two nodes or no GPU.
     """
     _check(nodes, gpus)
     exported = ",".join(["ALL", *(f"{name}={value}" for name, value in _environment(efa).items())])
     return [
-        *("srun", f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", "--exclusive", f"--immediate={wait_s}"),
+        *("srun", f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", "--exclusive", f"--immediate={WAIT_S}"),
         *(f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}", "--mpi=pmix", "--cpu-bind=none", "--label"),
         *("--kill-on-bad-exit=1", f"--export={exported}"),
         *_test(program, size),

@@ -88,9 +88,9 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
     return Inventory(tuple(left), cluster, tuple(notes))
 
 
-def cluster_nodes(cluster: Cluster, groups: Sequence[str], client: Client | None = None) -> list[Node]:
+def cluster_nodes(cluster: Cluster, groups: Sequence[str]) -> list[Node]:
     """Return the nodes of these groups of a Cluster, as they are now. UserError."""
-    nodes, _ = nodes_of(cluster, _route(cluster, Route()), client or _client(cluster))
+    nodes, _ = nodes_of(cluster, _route(cluster, Route()), _client(cluster))
     return select([_with_group(node, cluster) for node in nodes], groups)
 
 

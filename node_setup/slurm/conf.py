@@ -12,7 +12,7 @@ from lustrain.cluster import Cluster
 from node_setup.agent.owned import AGENT
 from node_setup.agent.slurm import gres, paths
 from node_setup.slurm import accounting
-from node_setup.slurm.members import Member, Version
+from node_setup.slurm.machines import SlurmMachine, Version
 
 CREDENTIAL_S = 30
 """A job that is requeued waits until its old credential has ended; Slurm's own 120 s would be two minutes after each notice."""
@@ -38,7 +38,7 @@ exec /usr/bin/python3 -I -S {AGENT} slurm-health >/dev/null
 """
 
 
-def files(cluster: Cluster, machines: Sequence[Member]) -> dict[str, str]:
+def files(cluster: Cluster, machines: Sequence[SlurmMachine]) -> dict[str, str]:
     """Return the files of /etc/slurm, the same for all machines, by name."""
     held = holds_by_cgroups(machines)
     return {
@@ -49,7 +49,7 @@ def files(cluster: Cluster, machines: Sequence[Member]) -> dict[str, str]:
     }
 
 
-def holds_by_cgroups(machines: Sequence[Member]) -> bool:
+def holds_by_cgroups(machines: Sequence[SlurmMachine]) -> bool:
     """Check that every node for jobs has control groups which its release of Slurm can use: the plugins are the cluster's."""
     return all(
         machine.facts["cgroup"] == "v1" or (machine.facts["cgroup"] == "v2" and machine.version >= CGROUP_V2_SINCE)
@@ -58,7 +58,7 @@ def holds_by_cgroups(machines: Sequence[Member]) -> bool:
     )
 
 
-def slurm_conf(cluster: Cluster, machines: Sequence[Member], *, by_cgroups: bool) -> str:
+def slurm_conf(cluster: Cluster, machines: Sequence[SlurmMachine], *, by_cgroups: bool) -> str:
     assert cluster.slurm is not None
     settings = replaced(_settings(cluster, machines, by_cgroups), cluster.slurm.settings)
     lines = [f"{name}={value}" for name, value in settings.items()]
@@ -66,7 +66,7 @@ def slurm_conf(cluster: Cluster, machines: Sequence[Member], *, by_cgroups: bool
     return paths.HEADER + "\n".join([*lines, "", *_partition_lines(cluster, machines)]) + "\n"
 
 
-def _settings(cluster: Cluster, machines: Sequence[Member], by_cgroups: bool) -> dict[str, str]:
+def _settings(cluster: Cluster, machines: Sequence[SlurmMachine], by_cgroups: bool) -> dict[str, str]:
     head = next(machine for machine in machines if machine.controls)
     gpus = any(machine.facts["gpus"] for machine in machines if machine.computes)
     host = {"SlurmctldHost": f"{head.host}({head.node.address})"}
@@ -120,7 +120,7 @@ def shared_settings(*, by_cgroups: bool, gpus: bool) -> dict[str, str]:
     }
 
 
-def _node_line(cluster: Cluster, machine: Member) -> str:
+def _node_line(cluster: Cluster, machine: SlurmMachine) -> str:
     cpu, facts = machine.facts["cpu"], machine.facts
     words = {
         "NodeName": machine.host,
@@ -150,7 +150,7 @@ def partition_lines(nodes: Mapping[str, Sequence[str]]) -> list[str]:
     ]
 
 
-def _partition_lines(cluster: Cluster, machines: Sequence[Member]) -> list[str]:
+def _partition_lines(cluster: Cluster, machines: Sequence[SlurmMachine]) -> list[str]:
     """One for each group with nodes for jobs."""
     hosts: dict[str, list[str]] = {}
     for machine in machines:
@@ -159,7 +159,7 @@ def _partition_lines(cluster: Cluster, machines: Sequence[Member]) -> list[str]:
     return partition_lines(hosts)
 
 
-def gres_conf(machines: Sequence[Member]) -> str:
+def gres_conf(machines: Sequence[SlurmMachine]) -> str:
     """Nodes with the same devices share their lines."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
@@ -169,7 +169,7 @@ def gres_conf(machines: Sequence[Member]) -> str:
     return paths.HEADER + "".join(f"{line}\n" for line in lines)
 
 
-def cgroup_conf(machines: Sequence[Member], *, by_cgroups: bool) -> str:
+def cgroup_conf(machines: Sequence[SlurmMachine], *, by_cgroups: bool) -> str:
     """Without control groups their plugin is named or disabled, since Slurm looks for one at its start whatever uses it."""
     nodes = [machine for machine in machines if machine.computes]
     oldest = min((machine.version for machine in machines), default=CGROUP_V2_SINCE)

@@ -8,13 +8,13 @@ from typing import Any
 from lustrain.problem import Problem, problem
 from node_setup.agent.facts.scheduler import UNUSABLE, is_registered, without_sockets
 from node_setup.agent.slurm.gres import gres
-from node_setup.slurm.members import Member
+from node_setup.slurm.machines import SlurmMachine
 
 RESUME = "scontrol update NodeName={} State=RESUME, once it is mended"
 
 
 def problems(
-    machines: Sequence[Member], facts: Mapping[str, Mapping[str, Any]], states: Mapping[str, Any]
+    machines: Sequence[SlurmMachine], facts: Mapping[str, Mapping[str, Any]], states: Mapping[str, Any]
 ) -> dict[str, list[Problem]]:
     """Return the lines by the machine's name. `facts` are those of now by machine, `states` what `slurm-state` answered."""
     digests = [facts[machine.node.name]["munge_key"] for machine in machines if machine.controls]
@@ -33,7 +33,9 @@ def problems(
     return by_machine
 
 
-def _daemon_problems(machine: Member, facts: Mapping[str, Any], digests: Sequence[str | None]) -> Iterator[Problem]:
+def _daemon_problems(
+    machine: SlurmMachine, facts: Mapping[str, Any], digests: Sequence[str | None]
+) -> Iterator[Problem]:
     name = machine.node.name
     # The cluster's key is not known where the controller reported no facts.
     if facts["munge_key"] is None or (digests and facts["munge_key"] not in digests):
@@ -49,7 +51,7 @@ def _daemon_problems(machine: Member, facts: Mapping[str, Any], digests: Sequenc
             yield problem(f"{unit} of {name}", facts["units"][unit]["active"], "does not run", fix=fix)
 
 
-def _state_problems(machine: Member, node: Mapping[str, Any] | None) -> list[Problem]:
+def _state_problems(machine: SlurmMachine, node: Mapping[str, Any] | None) -> list[Problem]:
     path, reason = f"Slurm's node {machine.host}", (node or {}).get("reason")
     if node is None:
         return [problem(path, None, "is not known to the controller", fix="fab slurm-up")]

@@ -7,7 +7,7 @@ from lustrain.tables import table
 from node_setup.answers import Row
 from node_setup.fleet.pool import ANSWERED, Outcome
 from node_setup.report import shared_blocks
-from node_setup.slurm.members import Member
+from node_setup.slurm.machines import SlurmMachine
 from node_setup.slurm.up import SlurmResult
 
 _HEADS = ("machine", "duty", "group", "steps", "ok", "changed", "failed", "state")
@@ -30,7 +30,7 @@ def lines(result: SlurmResult, *, check: bool) -> list[str]:
     ]
 
 
-def _cells(machine: Member, outcome: Outcome, result: SlurmResult) -> tuple[str, ...]:
+def _cells(machine: SlurmMachine, outcome: Outcome, result: SlurmResult) -> tuple[str, ...]:
     made = (outcome.answer and outcome.answer.rows) or ()
     counts = [
         len(made),

@@ -25,7 +25,7 @@ from node_setup.fleet.protocol import Traffic
 from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
 from node_setup.slurm import accounting, conf, health, jobs
-from node_setup.slurm.members import Member, Report, controller_of, members
+from node_setup.slurm.machines import Report, SlurmMachine, controller_of, plan_machines
 
 REGISTERED_WITHIN_S = 90
 KEY_S = 60.0
@@ -39,7 +39,7 @@ class SlurmResult:
     """`outcomes` are those of the changes, one for each machine; `problems` are lines by machine on what is not in order;
     `states` are Slurm's nodes by their host names."""
 
-    machines: tuple[Member, ...]
+    machines: tuple[SlurmMachine, ...]
     outcomes: tuple[Outcome, ...]
     states: Mapping[str, Any]
     problems: Mapping[str, Sequence[Problem]]
@@ -60,10 +60,10 @@ def bring_up(run: FleetRun, *, check: bool) -> SlurmResult:
         )
         code = UNREACHABLE if any(outcome.kind in NOT_REACHED for outcome in silent) else FAILED
         raise UserError([*map(_silent_line, silent), line], code)
-    machines = members(cluster, controller, reports)
+    machines = plan_machines(cluster, controller, reports)
     if lines := [line for line in machines if isinstance(line, Problem)]:
         raise UserError([*lines, Problem("nothing was changed")])
-    planned = tuple(machine for machine in machines if isinstance(machine, Member))
+    planned = tuple(machine for machine in machines if isinstance(machine, SlurmMachine))
     head = next(machine for machine in planned if machine.controls)
     states = _states(run, planned, head, 0) if head.facts["conf"] else None
     if lines := _lost_jobs(run, planned, head, states):
@@ -112,7 +112,7 @@ def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
 
 
 def _lost_jobs(
-    run: FleetRun, machines: Sequence[Member], head: Member, states: Mapping[str, Any] | None
+    run: FleetRun, machines: Sequence[SlurmMachine], head: SlurmMachine, states: Mapping[str, Any] | None
 ) -> list[Problem]:
     """Return a line for each node whose jobs the change would end: nodes that leave, and where the controller moves, all.
 
@@ -135,7 +135,7 @@ def _lost_jobs(
     return [*{line.path: line for line in lines}.values()]
 
 
-def _slurmctld(machine: Member) -> str | None:
+def _slurmctld(machine: SlurmMachine) -> str | None:
     active: str | None = machine.facts["units"]["slurmctld.service"]["active"]
     return active
 
@@ -144,7 +144,7 @@ def _silent_line(outcome: Outcome) -> Problem:
     return problem(outcome.node.name, outcome.kind, _why(outcome), fix=outcome.fix)
 
 
-def _files(cluster: Cluster, machines: Sequence[Member]) -> list[dict[str, Any]]:
+def _files(cluster: Cluster, machines: Sequence[SlurmMachine]) -> list[dict[str, Any]]:
     return [
         {"name": name, "content": content, "mode": 0o755 if name == conf.HEALTH_CHECK else 0o644}
         for name, content in conf.files(cluster, machines).items()
@@ -160,7 +160,7 @@ def controllers_accounting(cluster: Cluster) -> dict[str, str] | None:
 
 
 def _apply(
-    run: FleetRun, machines: Sequence[Member], files: list[dict[str, Any]], recorded: Mapping[str, str] | None
+    run: FleetRun, machines: Sequence[SlurmMachine], files: list[dict[str, Any]], recorded: Mapping[str, str] | None
 ) -> list[Outcome]:
     """Change the controller first: the others need its key, and slurmd an slurmctld that knows it."""
     head = next(machine for machine in machines if machine.controls)
@@ -181,7 +181,7 @@ def _apply(
 
 
 def _body(
-    machines: Sequence[Member],
+    machines: Sequence[SlurmMachine],
     files: list[dict[str, Any]],
     digest: str | None,
     key: bytes | None,
@@ -203,7 +203,7 @@ def _body(
     return body
 
 
-def _lack_key(machines: Sequence[Member], digest: str | None) -> set[str]:
+def _lack_key(machines: Sequence[SlurmMachine], digest: str | None) -> set[str]:
     """Return the names of the machines that need the controller's key sent."""
     return {machine.node.name for machine in machines if not machine.controls and machine.facts["munge_key"] != digest}
 
@@ -230,7 +230,9 @@ def _key(run: FleetRun, controller: Node, digest: str) -> bytes:
     return done.out
 
 
-def _states(run: FleetRun, machines: Sequence[Member], controller: Member, wait_s: int) -> Mapping[str, Any]:
+def _states(
+    run: FleetRun, machines: Sequence[SlurmMachine], controller: SlurmMachine, wait_s: int
+) -> Mapping[str, Any]:
     """Return what this controller says of its nodes, once those for jobs have registered or their time is over."""
     awaited = {"nodes": [machine.host for machine in machines if machine.computes], "wait_s": wait_s}
     (outcome,) = _call(run, [controller.node], "slurm-state", lambda node: awaited)

@@ -40,7 +40,7 @@ from infra.plan.watch.interruptions import channel
 from infra.plan.watch.observability import dashboard, observability
 from node_setup.fleet.hosts import Node
 from node_setup.slurm import conf
-from node_setup.slurm.members import Report
+from node_setup.slurm.machines import Report
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
 from tests.node_setup import slurm_machines
 

@@ -59,7 +59,7 @@ def _measure_size(label: str, size: int, folder: Path, repetitions: int) -> list
     os.sync()
     targets = {name: torch.zeros_like(tensor).add_(1) for name, tensor in state.items()}
     cases: dict[str, Callable[[], object]] = {
-        "ours": lambda: StoredCheckpoint(Places(store), manifest).fill(lambda name: True, targets),
+        "ours": lambda: StoredCheckpoint(Places(store), manifest).read(lambda name: True, targets),
         "torch.load": lambda: _copy(torch.load(pt, weights_only=True), targets),
         "torch.load mmap": lambda: _copy(torch.load(pt, weights_only=True, mmap=True), targets),
     }

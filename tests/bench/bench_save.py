@@ -216,7 +216,7 @@ def _median(seen: list[Cost], what: str) -> float:
 
 def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Started]:
     store = LocalStore(str(folder / "ours"))
-    lease = Lease.take(store, "bench")
+    lease = Lease.acquire(store, "bench")
     lease.record_parent(None)
     ended: dict[int, Future[float]] = defaultdict(Future)
 

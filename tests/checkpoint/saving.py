@@ -99,7 +99,7 @@ def checkpointer(
 ) -> Iterator[Checkpointer]:
     """One rank's Checkpointer, with a lease of its own on rank 0 unless one is given; closed afterwards."""
     if lease is None:
-        lease = Lease.take(store, "this test")
+        lease = Lease.acquire(store, "this test")
         lease.record_parent(parent)
     saver = Checkpointer(
         store,

@@ -33,7 +33,7 @@ def main() -> None:
     store, votes = open_store(args.uri), VotesWithout(board, world)
     lease = None
     if rank == 0:
-        lease = Lease.take(store, "rank 0 of this test")
+        lease = Lease.acquire(store, "rank 0 of this test")
         lease.record_parent(None)
         votes.post("generation", 0, {"generation": lease.generation})
     saver = Checkpointer(

@@ -45,12 +45,13 @@ from trainer.checkpoint.format.records import (
     RankIndex,
     StoredTensor,
     TensorGroup,
+    decode_manifest,
     encode,
 )
 from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import Config
 from trainer.metrics import RunLog
-from trainer.sealed import seal, unseal
+from trainer.sealed import DamagedRecordError, seal, unseal
 from trainer.storage import ObjectStore
 from trainer.storage.local import LocalStore
 
@@ -180,5 +181,39 @@ def test_every_field_of_the_records_is_in_the_text(record: type) -> None:
 
 def test_the_text_is_about_the_format_that_is_written() -> None:
     assert TEXT.startswith(f"# The layout of a run, format {FORMAT}\n")
-    empty = Manifest(1, 1, "a", None, 0, "", ())
+    empty = Manifest(1, 1, "a", None, 0, "", (), {}, {})
     assert b'"kind":"manifest"' in encode(empty)
+
+
+def test_state_comes_back_as_it_was_whatever_its_keys() -> None:
+    manifest = Manifest(1, 1, "a", None, 0, "", (), {"seen_crc64nvme": 7, "text_crc64nvme": "7"}, {})
+    assert decode_manifest(encode(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": True},
+        {"step": 1.0},
+        {"step": "1"},
+        {"parent": []},
+        {"state": None},
+        {"kind": "rank-index"},
+        {"layout": {"axes": [{"name": "shard", "size": 0}], "groups": []}},
+        {"layout": {"axes": [], "groups": [{"cuts": [[0, "shard"]], "stored_by": 1, "tensors": []}]}},
+    ],
+    ids=str,
+)
+def test_sealed_manifest_with_a_field_of_another_form_is_damaged(change: dict[str, Any]) -> None:
+    body = unseal(encode(Manifest(1, 1, "a", None, 0, "", (), {}, {})))
+    with pytest.raises(DamagedRecordError):
+        decode_manifest(seal(body | change))
+
+
+def test_sealed_manifest_with_parts_nested_too_deep_is_damaged() -> None:
+    parts: Any = []
+    # JSON's own limit is the stack's too, and lies deeper than this.
+    for _ in range(sys.getrecursionlimit() // 2):
+        parts = [parts]
+    with pytest.raises(DamagedRecordError):
+        decode_manifest(seal({"format": FORMAT, "kind": "manifest", "parts": parts}))

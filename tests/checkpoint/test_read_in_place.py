@@ -168,5 +168,5 @@ def test_target_of_another_dtype_gets_values_and_not_bytes(store: LocalStore) ->
     """A load that names no dtype, as through torch.distributed.checkpoint, converts like copy_."""
     manifest = write_checkpoint(store, NEW.step, [{"t": whole(torch.tensor([1.5, -2.0]))}])
     target = torch.zeros(2, dtype=torch.float64)
-    StoredCheckpoint(Places(store), manifest).fill("t".__eq__, {"t": target})
+    StoredCheckpoint(Places(store), manifest).read("t".__eq__, {"t": target})
     assert target.tolist() == [1.5, -2.0]

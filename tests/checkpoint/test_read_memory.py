@@ -12,8 +12,7 @@ from tests.checkpoint.loading import NEW
 from tests.checkpoint.written import Boxed, assert_same, whole, write_checkpoint
 from trainer.checkpoint.format.records import BLOCK_BYTES
 from trainer.checkpoint.load import assemble
-from trainer.checkpoint.load.assemble import Region, cut
-from trainer.checkpoint.load.memory import fresh_memory
+from trainer.checkpoint.load.assemble import Region, cut, fresh_memory
 from trainer.checkpoint.load.parts import Places
 from trainer.checkpoint.load.stored import StoredCheckpoint
 from trainer.storage.local import LocalStore
@@ -59,7 +58,7 @@ def test_load_holds_a_block_at_a_time_beside_the_targets(
     held = Held()
     monkeypatch.setattr(assemble, "fresh_memory", held.fresh_memory)
     checkpoint = StoredCheckpoint(Places(store), manifest, threads=1)
-    checkpoint.fill(lambda name: region if name in state else False, targets)
+    checkpoint.read(lambda name: region if name in state else False, targets)
     assert_same(targets, {name: cut(tensor, region) for name, tensor in state.items()})
     assert 0 < held.most <= allowed * BLOCK_BYTES
     assert not held.now

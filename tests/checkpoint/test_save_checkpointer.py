@@ -128,7 +128,7 @@ def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None
 def test_job_that_lost_its_run_commits_nothing_and_names_owner(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         save_one(saver, 1)
-        Lease.take(store, "the newer job")
+        Lease.acquire(store, "the newer job")
         with pytest.raises(LostRunError, match="the newer job") as lost:
             save_one(saver, 2)
         with pytest.raises(LostRunError):

@@ -28,10 +28,10 @@ def lineage_in(store: ObjectStore) -> tuple[LineageEntry, ...]:
 
 
 def test_the_newer_job_wins_and_the_older_one_learns_from_whom(store: ObjectStore) -> None:
-    older = Lease.take(store, "host-a, job 1")
+    older = Lease.acquire(store, "host-a, job 1")
     older.record_parent(None)
     older.check()
-    newer = Lease.take(store, "host-b, job 2")
+    newer = Lease.acquire(store, "host-b, job 2")
     for attempt in (older.check, lambda: older.record_parent(None)):
         with pytest.raises(LostRunError, match="host-b, job 2") as lost:
             attempt()
@@ -45,7 +45,7 @@ def test_the_newer_job_wins_and_the_older_one_learns_from_whom(store: ObjectStor
 
 def test_jobs_that_take_a_run_at_once_get_different_generations(store: ObjectStore) -> None:
     with ThreadPoolExecutor(6) as pool:
-        leases = list(pool.map(lambda number: Lease.take(store, f"job {number}"), range(6)))
+        leases = list(pool.map(lambda number: Lease.acquire(store, f"job {number}"), range(6)))
     assert sorted(lease.generation for lease in leases) == [1, 2, 3, 4, 5, 6]
     newest = max(leases, key=lambda lease: lease.generation)
     newest.check()
@@ -57,7 +57,7 @@ def test_jobs_that_take_a_run_at_once_get_different_generations(store: ObjectSto
 
 def test_a_take_or_record_whose_answer_got_lost_counts_once(tmp_path: Path) -> None:
     store = Stuttering(str(tmp_path / "run"))
-    lease = Lease.take(store, "job")
+    lease = Lease.acquire(store, "job")
     lease.record_parent(None)
     lease.check()
     assert lease.generation == 1
@@ -65,36 +65,37 @@ def test_a_take_or_record_whose_answer_got_lost_counts_once(tmp_path: Path) -> N
 
 
 def test_a_job_whose_lease_was_removed_stops(store: ObjectStore) -> None:
-    lease = Lease.take(store, "job")
+    lease = Lease.acquire(store, "job")
     store.delete(LEASE)
     with pytest.raises(LostRunError, match="removed"):
         lease.check()
 
 
 def test_damaged_or_newer_lease_is_one_line_with_the_fix(store: ObjectStore) -> None:
-    Lease.take(store, "job")
+    Lease.acquire(store, "job")
     raw = store.read(LEASE)[0]
-    store.put(LEASE, raw.replace(b'"owner":"job"', b'"owner":"jab"'))
-    with pytest.raises(UserError, match="damaged") as damaged:
-        Lease.take(store, "job")
-    assert len(damaged.value.problems) == 1
-    assert "fix:" in damaged.value.problems[0]
+    for body in (raw.replace(b'"owner":"job"', b'"owner":"jab"'), seal({"version": 1})):
+        store.put(LEASE, body)
+        with pytest.raises(UserError, match="damaged") as damaged:
+            Lease.acquire(store, "job")
+        assert len(damaged.value.problems) == 1
+        assert "fix:" in damaged.value.problems[0]
     store.put(LEASE, seal({"version": 2}))
     with pytest.raises(NewerFormatError, match="upgrade"):
-        Lease.take(store, "job")
+        Lease.acquire(store, "job")
 
 
 def test_a_lease_that_only_the_wire_damaged_is_read_again(store: ObjectStore) -> None:
-    lease = Lease.take(store, "job")
+    lease = Lease.acquire(store, "job")
     lease.record_parent(None)
     assert read_lease(FlippedOnce(store.uri)) == read_lease(store)
-    assert Lease.take(FlippedOnce(store.uri), "next").generation == 2
+    assert Lease.acquire(FlippedOnce(store.uri), "next").generation == 2
 
 
 def put_manifests(store: ObjectStore, *described: tuple[int, int, ManifestId | None]) -> None:
     """Commits of no tensors, by generation, step and parent."""
     for generation, step, parent in described:
-        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
+        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", (), {}, {})
         store.put(manifest.id.key, encode(manifest))
 
 
@@ -102,7 +103,7 @@ def test_a_removed_lease_is_rebuilt_from_the_manifests(store: ObjectStore, caplo
     put_manifests(store, (1, 10, None), (1, 20, None), (4, 25, ManifestId(1, 20)))
     store.put("manifests/000003-0000000022.json", b"damaged")
     store.put("metrics/000006-00001.jsonl", b"")
-    lease = Lease.take(store, "job")
+    lease = Lease.acquire(store, "job")
     assert lease.generation == 7, "a generation that left anything behind is never used again"
     assert lease.lineage == (LineageEntry(1, None), LineageEntry(4, ManifestId(1, 20)))
     (warning,) = caplog.messages
@@ -111,7 +112,7 @@ def test_a_removed_lease_is_rebuilt_from_the_manifests(store: ObjectStore, caplo
 
 def test_wire_damaged_manifests_still_place_generations(store: ObjectStore) -> None:
     put_manifests(store, (1, 10, None), (4, 25, ManifestId(1, 10)))
-    lease = Lease.take(FlippedOnce(store.uri), "job")
+    lease = Lease.acquire(FlippedOnce(store.uri), "job")
     assert lease.lineage == (LineageEntry(1, None), LineageEntry(4, ManifestId(1, 10)))
 
 

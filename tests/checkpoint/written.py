@@ -159,7 +159,7 @@ def write_sharded(store: ObjectStore, step: int, mesh: Mapping[str, int], tensor
             logical[entry.start : entry.start + entry.size] = raw_bytes(tensors[entry.name][0][at])
         parts.append(store_part(store, attempt, rank, entries, logical))
     layout = mesh_layout(held_on(mesh, 0, cuts_of(tensors)), [MeshAxis(*axis) for axis in mesh.items()])
-    manifest = Manifest(1, step, attempt, None, len(parts), "2026-01-02T03:04:05Z", tuple(parts), layout=layout)
+    manifest = Manifest(1, step, attempt, None, len(parts), "2026-01-02T03:04:05Z", tuple(parts), {}, {}, layout)
     store.put(manifest.id.key, encode(manifest), if_absent=True)
     return manifest
 

@@ -35,7 +35,9 @@ from tests.data.making import (
 )
 from tests.seeds import chance
 from trainer.__main__ import main
+from trainer.data.index import Shard
 from trainer.data.shards import TokenSet
+from trainer.data.tokenize.assembly import ChunkRecord, Output, WorkFolder
 from trainer.data.tokenize.documents import Reading, Tally, is_held_out, read_documents
 from trainer.data.tokenize.inputs import find_sources, plan_chunks
 
@@ -152,6 +154,20 @@ def test_what_a_power_cut_leaves_of_a_chunk_is_made_again(corpus: Path, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "record", ["{", "[]", "null", "{}", '{"number": "0"}', "[" * 100_000], ids=lambda text: text[:9]
+)
+def test_a_record_of_another_form_counts_as_none(tmp_path: Path, record: str) -> None:
+    work = WorkFolder(tmp_path)
+    chunk, shard = ChunkRecord(0, {"train": Output(1, 2, 3, 4)}, 0, 0), Shard("train-00000", 1, 2, 3, 4)
+    work.write_chunk(chunk)
+    work.write_shard(shard)
+    assert (work.read_chunk(0), work.read_shards("train")) == (chunk, {0: shard})
+    for name in ("chunk-000000.json", "train-00000.json"):
+        (tmp_path / name).write_text(record)
+    assert (work.read_chunk(0), work.read_shards("train")) == (None, {})
+
+
 def test_finished_set_is_left_alone_and_another_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     words = (tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0)

@@ -463,6 +463,7 @@ MISTAKES = [
     Mistake("DRA-012", SPOT, {f"{LINKS}.0.kms_key": KEY}),
     Mistake("IAM-001", SPOT, {f"{LINKS}.1": {**LINK, "bucket": "theirs", "kms_key": "1234abcd"}}, ".kms_key"),
     Mistake("IAM-001", SPOT, {"buckets.kms_key": "alias/mine"}),
+    Mistake("IAM-001", SPOT, {"buckets.kms_key": "arn:aws:kms"}),
     Mistake("IAM-001", SLURM, {"groups.2.volume_kms_key": "1234abcd"}),
     Mistake("IAM-003", SLURM, {"groups.2.volume_kms_key": ALIAS}),
     Mistake("IAM-007", SPOT, {"groups.0.volume_kms_key": KEY}),

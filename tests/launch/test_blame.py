@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.supervisor.policy import Launch, RestartPolicy, Start, Stop, decide, final_decision
+from launch.supervisor.policy import Launch, RestartPolicy, Start, Stop, final_decision, next_decision
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.node.exit_report import NodeExit, report_exit
 from trainer.run import journal
@@ -75,6 +75,6 @@ def test_only_a_node_without_a_micro_batch_is_idle(
     micro_batches: int, used: tuple[str, ...], idle: tuple[str, ...]
 ) -> None:
     policy = RestartPolicy(min_nodes=2, max_nodes=4, micro_batches_per_step=micro_batches)
-    move = decide(policy, [], ["a", "b", "c"], 0.0)
+    move = next_decision(policy, [], ["a", "b", "c"], 0.0)
     assert isinstance(move, Start)
     assert (move.nodes, move.idle) == (used, idle)

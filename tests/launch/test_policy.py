@@ -20,10 +20,10 @@ from launch.supervisor.policy import (
     Start,
     Stop,
     Wait,
-    decide,
     grows_at,
     growth,
     launch_of,
+    next_decision,
 )
 from trainer import errors
 
@@ -36,7 +36,7 @@ TWO = RestartPolicy(min_nodes=2, max_nodes=2, micro_batches_per_step=4, schedule
 def after(
     *history: Launch, policy: RestartPolicy = TWO, healthy: tuple[str, ...] = NODES, now: float = 1.0
 ) -> Decision:
-    return decide(policy, history, healthy, now)
+    return next_decision(policy, history, healthy, now)
 
 
 def start(move: Decision) -> Start:
@@ -74,10 +74,12 @@ def test_a_lost_node_is_not_used_next_and_costs_no_pause() -> None:
 
 def test_lost_node_in_a_new_allocation_is_used() -> None:
     lost = replace(POOR, code=75, blamed=("n2",), launcher_id="start 1")
-    assert decide(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 1") == Requeue(
+    assert next_decision(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 1") == Requeue(
         (), "1 of 2 nodes are there; left out: n2"
     )
-    assert decide(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 2") == Start(("n1", "n2"), 0.0, "n2 was lost")
+    assert next_decision(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 2") == Start(
+        ("n1", "n2"), 0.0, "n2 was lost"
+    )
 
 
 def test_too_few_nodes_give_the_job_back_without_the_doomed_ones() -> None:
@@ -96,7 +98,7 @@ def test_without_a_scheduler_nodes_are_awaited_and_used_again() -> None:
 def test_nodes_allocation_lost_stay_out_until_slurm_has_seen_it() -> None:
     lost = replace(GOOD, code=75, blamed=("n2",), launcher_id="start 1")
     failed = replace(GOOD, code=1, launcher_id="start 1")
-    assert decide(TWO, [lost, failed], NODES, 1.0, launcher_id="start 1") == Start(
+    assert next_decision(TWO, [lost, failed], NODES, 1.0, launcher_id="start 1") == Start(
         ("n1", "n3"), 5.0, "the last launch ended with 1"
     )
 
@@ -156,8 +158,8 @@ def test_attempt_is_worth_more_if_it_committed_beyond_its_start(
 
 
 def test_who_asks_for_its_end_gets_it() -> None:
-    assert decide(TWO, [replace(GOOD, code=85)], NODES, 1.0, stop="fab stop") == Stop(85, "fab stop")
-    assert decide(TWO, [replace(GOOD, code=0)], NODES, 1.0, stop="fab stop") == Stop(0, "all steps are done")
+    assert next_decision(TWO, [replace(GOOD, code=85)], NODES, 1.0, stop="fab stop") == Stop(85, "fab stop")
+    assert next_decision(TWO, [replace(GOOD, code=0)], NODES, 1.0, stop="fab stop") == Stop(0, "all steps are done")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_every_move_can_be_made(
     """Nodes that live and are not left out, no more ranks than micro-batches, a bounded pause, a reason."""
     history = [Launch(number, NODES, ended=float(number), **end) for number, end in enumerate(ends)]  # type: ignore[arg-type]
     now = len(ends) + 1.0
-    move = decide(policy, history, healthy, now, jitter=jitter)
+    move = next_decision(policy, history, healthy, now, jitter=jitter)
     if isinstance(move, Start):
         assert set(move.nodes) <= set(healthy)
         assert not set(move.nodes) & {node for one in history for node in one.noticed}
@@ -308,7 +310,7 @@ def test_a_run_that_makes_no_progress_ends(policy: RestartPolicy, ends: list[dic
     history: list[Launch] = []
     counted, now = 0, 0.0
     for number, end in enumerate(ends):
-        move = decide(policy, history, NODES, now)
+        move = next_decision(policy, history, NODES, now)
         if not isinstance(move, Start):
             return
         counted += history[-1].counts_against_limit if history else 0

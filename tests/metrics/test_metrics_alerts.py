@@ -17,7 +17,7 @@ from launch.report import make
 from lustrain.problem import UserError
 from tests.conftest import require
 from trainer.metrics.alerts import Firing, firings, read_firings
-from trainer.metrics.plot import draw, story_of
+from trainer.metrics.plot import draw_timeline, story_of
 from trainer.metrics.records import encode
 from trainer.storage import open_store
 
@@ -110,7 +110,7 @@ def test_page_of_a_run_shows_its_alerts_and_goodput(tmp_path: Path, serve: Serve
     assert (words["start"], words["end"], words["step"]) == (["0.0"], ["10.0"], ["1.0"])
     assert 'run=~"my' in words["query"][0]
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    figure = draw(story_of(store), title="", alerts=firings(series(("RunStalled", [3, 4])), 1.0))
+    figure = draw_timeline(story_of(store), title="", alerts=firings(series(("RunStalled", [3, 4])), 1.0))
     labels = [axes.get_ylabel() for axes in figure.axes]
     assert labels == ["loss", "tokens / s", "goodput", "alerts"]
     (curve,) = figure.axes[2].get_lines()

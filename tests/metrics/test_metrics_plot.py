@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import require
 from trainer.__main__ import main
 from trainer.metrics import RunLog
-from trainer.metrics.plot import draw, draw_run, running_median, story_of, summary
+from trainer.metrics.plot import draw_run, draw_timeline, running_median, story_of, summary
 from trainer.metrics.reader import Attempt
 from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import Cut, Span, cuts, spans
@@ -116,7 +116,7 @@ def test_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
 
 @pytest.mark.slow
 def test_the_figure_has_named_axes_every_curve_and_every_mark(run: LocalStore) -> None:
-    figure = draw(story_of(run), title="my-run")
+    figure = draw_timeline(story_of(run), title="my-run")
     loss, speed = figure.axes
     assert (loss.get_ylabel(), speed.get_ylabel(), speed.get_xlabel()) == ("loss", "tokens / s", "step")
     legend = loss.get_legend()
@@ -138,7 +138,7 @@ def test_the_figure_has_named_axes_every_curve_and_every_mark(run: LocalStore) -
 def test_one_attempt_without_saves_is_drawn_plainly(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "short"))
     log_attempt(store, 1, 1, 3, code=0)
-    figure = draw(story_of(store), title="short")
+    figure = draw_timeline(story_of(store), title="short")
     assert list(figure.axes[0].texts) == []
     figure.savefig(tmp_path / "short.svg")
     assert (tmp_path / "short.svg").read_text().startswith("<?xml")

@@ -9,7 +9,7 @@ from lustrain.cluster import Cluster, parse
 from node_setup.agent.slurm import facts
 from node_setup.fleet.hosts import Node
 from node_setup.slurm import conf
-from node_setup.slurm.members import Member, Report, controller_of, members
+from node_setup.slurm.machines import Report, SlurmMachine, controller_of, plan_machines
 from tests.node_setup.agents import BareHost
 
 GROUP = {"type": "c7i.2xlarge", "count": 2}
@@ -61,18 +61,18 @@ def cluster(groups: dict[str, Any] | None = None, slurm: dict[str, Any] | None =
     return parse(document | more)
 
 
-def members_or_problems(there: Cluster, reports: list[Report]) -> list[Any]:
+def machines_or_problems(there: Cluster, reports: list[Report]) -> list[Any]:
     """Nodes belong to the only group unless a report says more."""
     only = next(iter(there.groups)) if len(there.groups) == 1 else None
     told = [Report(_in(one.node, only), one.facts, one.clock_low_s, one.clock_high_s) for one in reports]
     controller = controller_of(there, [one.node for one in told])
     assert isinstance(controller, Node), controller
-    return list(members(there, controller, told))
+    return list(plan_machines(there, controller, told))
 
 
-def machines(there: Cluster, reports: list[Report]) -> list[Member]:
-    made = members_or_problems(there, reports)
-    assert all(isinstance(one, Member) for one in made), made
+def machines(there: Cluster, reports: list[Report]) -> list[SlurmMachine]:
+    made = machines_or_problems(there, reports)
+    assert all(isinstance(one, SlurmMachine) for one in made), made
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 from lustrain.problem import Problem
 from node_setup.fleet.hosts import Node
 from node_setup.slurm import health
-from node_setup.slurm.members import Member, controller_of
+from node_setup.slurm.machines import SlurmMachine, controller_of
 from tests.node_setup.slurm_machines import GROUP, cluster, machines, plant, report
 
 IDLE = {"state": "IDLE", "reason": None, "gres": "gpu:h100:2(S:0)"}
@@ -18,13 +18,15 @@ UP = {unit: {"active": "active"} for unit in ("munge.service", "slurmctld.servic
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> list[Member]:
+def pair(tmp_path: Path) -> list[SlurmMachine]:
     """A controller, and a node with two GPUs."""
     told = [report("node1", plant(tmp_path / "1", 1, 2, 1)), report("node2", plant(tmp_path / "2", 1, 2, 1, gpus=2))]
     return machines(cluster({"train": {**GROUP, "gpus": 2}}), told)
 
 
-def lines(pair: list[Member], node: Any = IDLE, error: str | None = None, **changed: Any) -> list[tuple[str, str]]:
+def lines(
+    pair: list[SlurmMachine], node: Any = IDLE, error: str | None = None, **changed: Any
+) -> list[tuple[str, str]]:
     """The machine and the path of each line, where the facts of node2 have `changed`."""
     facts = {machine.node.name: {**machine.facts, "units": UP} for machine in pair}
     facts["node2"] |= changed
@@ -34,14 +36,14 @@ def lines(pair: list[Member], node: Any = IDLE, error: str | None = None, **chan
 
 
 @pytest.mark.parametrize("state", ["IDLE", "MIXED", "ALLOCATED", "ALLOCATED+COMPLETING", "IDLE+CLOUD"])
-def test_a_node_that_takes_jobs_is_in_order(pair: list[Member], state: str) -> None:
+def test_a_node_that_takes_jobs_is_in_order(pair: list[SlurmMachine], state: str) -> None:
     assert lines(pair, IDLE | {"state": state}) == []
 
 
 @pytest.mark.parametrize(
     "state", ["UNKNOWN*", "DOWN", "DOWN+NOT_RESPONDING", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+DRAIN+INVALID_REG", "IDLE*"]
 )
-def test_a_node_that_takes_no_jobs_is_one_line(pair: list[Member], state: str) -> None:
+def test_a_node_that_takes_no_jobs_is_one_line(pair: list[SlurmMachine], state: str) -> None:
     assert lines(pair, IDLE | {"state": state}) == [("node2", "Slurm's node node2")]
 
 
@@ -57,11 +59,11 @@ def test_a_node_that_takes_no_jobs_is_one_line(pair: list[Member], state: str) -
         ({"units": UP | {"slurmd.service": {"active": "failed"}}}, "slurmd.service of node2"),
     ],
 )
-def test_what_is_not_in_order_is_one_line(pair: list[Member], changed: dict[str, Any], path: str) -> None:
+def test_what_is_not_in_order_is_one_line(pair: list[SlurmMachine], changed: dict[str, Any], path: str) -> None:
     assert lines(pair, **changed) == [("node2", path)]
 
 
-def test_a_silent_controller_is_one_line_and_blames_no_node(pair: list[Member]) -> None:
+def test_a_silent_controller_is_one_line_and_blames_no_node(pair: list[SlurmMachine]) -> None:
     assert lines(pair, None, "slurm_load_node error: Unable to contact slurm controller") == [
         ("node1", "slurmctld of node1")
     ]

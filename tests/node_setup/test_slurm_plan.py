@@ -10,8 +10,16 @@ import pytest
 from lustrain.problem import UserError
 from node_setup.agent.slurm import facts
 from node_setup.slurm import conf
-from node_setup.slurm.members import Member, Report
-from tests.node_setup.slurm_machines import GROUP, cluster, machines, members_or_problems, plant, report, small_machines
+from node_setup.slurm.machines import Report, SlurmMachine
+from tests.node_setup.slurm_machines import (
+    GROUP,
+    cluster,
+    machines,
+    machines_or_problems,
+    plant,
+    report,
+    small_machines,
+)
 
 UNITS = {unit: {"active": "inactive"} for unit in facts.UNITS}
 
@@ -100,7 +108,7 @@ def test_what_keeps_a_machine_out_is_one_line(
 ) -> None:
     one = small[number - 1]
     small[number - 1] = Report(one.node, one.facts | facts_)
-    lines = members_or_problems(cluster(), small)
+    lines = machines_or_problems(cluster(), small)
     assert path in [line.path for line in lines]
     assert all("fix: " in line for line in lines)
 
@@ -108,7 +116,7 @@ def test_what_keeps_a_machine_out_is_one_line(
 def test_a_running_daemon_of_our_slurm_is_let_in(small: list[Report]) -> None:
     ours = {"conf": {"ours": True, "cluster": "lab"}, "units": UNITS | {"slurmd.service": {"active": "active"}}}
     small[1] = Report(small[1].node, small[1].facts | ours)
-    assert all(isinstance(one, Member) for one in members_or_problems(cluster(), small))
+    assert all(isinstance(one, SlurmMachine) for one in machines_or_problems(cluster(), small))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,7 @@ def test_a_node_may_be_as_old_as_its_controller_bears(
 ) -> None:
     """The controllers before 24.11 bear two older releases, the later ones three."""
     small = [Report(one.node, one.facts | {"offered": node if at else controller}) for at, one in enumerate(small)]
-    lines = [line.path for line in members_or_problems(cluster(), small) if not isinstance(line, Member)]
+    lines = [line.path for line in machines_or_problems(cluster(), small) if not isinstance(line, SlurmMachine)]
     assert lines == ([] if fits else ["Slurm of node2", "Slurm of node3"])
 
 
@@ -135,7 +143,7 @@ def test_a_node_may_be_as_old_as_its_controller_bears(
 )
 def test_a_clock_counts_as_off_only_where_it_must_be(small: list[Report], low: float, high: float, off: bool) -> None:
     small[1] = Report(small[1].node, small[1].facts, low, high)
-    assert [line.path for line in members_or_problems(cluster(), small) if not isinstance(line, Member)] == [
+    assert [line.path for line in machines_or_problems(cluster(), small) if not isinstance(line, SlurmMachine)] == [
         "clock of node2"
     ] * off
 
@@ -148,7 +156,7 @@ def test_a_clock_counts_as_off_only_where_it_must_be(small: list[Report], low: f
     ],
 )
 def test_a_cluster_without_nodes_for_jobs_is_refused(small: list[Report], groups: Any, slurm: Any, path: str) -> None:
-    assert path in [line.path for line in members_or_problems(cluster(groups, slurm), small)]
+    assert path in [line.path for line in machines_or_problems(cluster(groups, slurm), small)]
 
 
 @pytest.mark.parametrize(

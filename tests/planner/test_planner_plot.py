@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> Files:
 @pytest.mark.slow
 def test_axes_hold_the_figures_of_the_plan(files: Files) -> None:
     made = files.plan(nodes="8", price=SPOT)
-    steps, scaling, cost = plot.draw(made).axes
+    steps, scaling, cost = plot.draw_plan(made).axes
 
     computing, waiting = steps.containers
     times = sorted((one.step.compute, one.step.exposed) for one in made.options if one.runnable and one.step)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.config import BadLossConfig
 from trainer.run.start import rollback_candidates
-from trainer.step.bad_loss import Action, BadStep, Decision, History, decide
+from trainer.step.bad_loss import Action, BadStep, Decision, History, decide_step
 
 SPIKES = BadLossConfig(action="skip", spike_deviations=6.0, spike_window=8)
 KNOWN = History(losses=(1.0, 1.1, 0.9, 1.0), norms=(2.0, 2.2, 1.8, 2.0))
@@ -22,7 +22,7 @@ KNOWN = History(losses=(1.0, 1.1, 0.9, 1.0), norms=(2.0, 2.2, 1.8, 2.0))
 def after(
     rules: BadLossConfig, history: History, loss: float = 1.0, norm: float = 2.0, scaled: bool = False
 ) -> Decision:
-    return decide(rules, history, loss, norm, scaled=scaled)
+    return decide_step(rules, history, loss, norm, scaled=scaled)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 2.0), (math.inf, 2.0), (1.0, math.nan), (1.0, math.inf)])

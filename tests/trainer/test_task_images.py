@@ -77,10 +77,10 @@ def test_jitter_is_uniform_and_counter_based() -> None:
 
 
 def test_a_font_that_lacks_or_confuses_characters_is_not_used() -> None:
-    from trainer.tasks.glyphs import draw
+    from trainer.tasks.glyphs import draw_glyphs
 
-    assert draw(None, "abc") is not None
-    assert draw(None, "a\u4e2d") is None
+    assert draw_glyphs(None, "abc") is not None
+    assert draw_glyphs(None, "a\u4e2d") is None
     with pytest.raises(UserError, match=r"^task\.fonts = "):
         task_for(characters="\U0010fffc\U0010fffb")
 

@@ -321,7 +321,7 @@ def test_store_failing_at_lease_is_a_failure_refusing_a_mistake(
 def test_what_job_before_commits_until_the_takeover_is_not_lost(tmp_path: Path, world_size: int) -> None:
     config = tiny_config(tmp_path / "run")
     store: ObjectStore = open_store(config.run.uri)
-    before = Lease.take(store, "the job before")
+    before = Lease.acquire(store, "the job before")
     before.record_parent(None)
     early, late = ManifestId(1, 10), ManifestId(1, 20)
     store.put(early.key, b"a manifest")
@@ -343,9 +343,9 @@ def test_what_job_before_commits_until_the_takeover_is_not_lost(tmp_path: Path, 
 def test_checkpoints_pruned_by_newer_job_are_lost_run_no_damage(tmp_path: Path, overtaken: bool, code: int) -> None:
     config = tiny_config(tmp_path / "run")
     store = open_store(config.run.uri)
-    lease = Lease.take(store, "this job")
+    lease = Lease.acquire(store, "this job")
     if overtaken:
-        Lease.take(store, "the newer job")
+        Lease.acquire(store, "the newer job")
     errors = load(config, store, lease, ManifestId(1, 20), ManifestId(1, 10))
     assert [error.exit_code for error in errors] == [code] * 2
     assert all(("the newer job owns this run" in str(error)) == overtaken for error in errors)
@@ -354,7 +354,7 @@ def test_checkpoints_pruned_by_newer_job_are_lost_run_no_damage(tmp_path: Path, 
 
 def test_store_that_fails_at_the_owners_check_is_a_failure(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "run")
-    Lease.take(open_store(config.run.uri), "this job")
+    Lease.acquire(open_store(config.run.uri), "this job")
     record, silent = read_lease(open_store(config.run.uri)), away(config.run.uri, "read", LEASE)
     assert record is not None
     errors = load(config, silent, Lease(silent, record, ""), ManifestId(1, 20))
@@ -366,7 +366,7 @@ def test_start_and_load_take_a_few_round_trips_per_rank(tmp_path: Path) -> None:
     ranks, decisions = 1024, 5
     config = tiny_config(tmp_path / "run")
     store = open_store(config.run.uri)
-    before = Lease.take(store, "the job before")
+    before = Lease.acquire(store, "the job before")
     before.record_parent(None)
     damaged, whole = ManifestId(1, 20), write_checkpoint(store, 10, split_state(sample_state(1), 1)).id
     store.put(damaged.key, b"not a manifest")
@@ -398,7 +398,7 @@ def test_a_newer_job_that_stores_its_settings_first_owns_the_run(tmp_path: Path)
 
     def be_replaced(request: str, key: str) -> None:
         if key == "config.toml" and request == "put":
-            Lease.take(store, "the newer job")
+            Lease.acquire(store, "the newer job")
             store.put(key, b"# other settings\n")
 
     (error,) = claim(config, Asking(config.run.uri, be_replaced), 1)

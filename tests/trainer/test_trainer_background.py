@@ -37,7 +37,7 @@ def broken(met: threading.Event) -> Callable[..., None]:
 
 def test_defect_of_the_lease_watcher_is_raised_in_the_loop(tmp_path: Path, met: threading.Event) -> None:
     store = Asking(str(tmp_path), lambda request, key: None)
-    lease = Lease.take(store, "me")
+    lease = Lease.acquire(store, "me")
     store.before = broken(met)
     fence = Fence(lease, 0.001, lambda kind, fields: None)
     assert met.wait(300)

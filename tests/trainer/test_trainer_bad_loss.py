@@ -166,7 +166,7 @@ def test_roll_back_of_a_run_that_a_newer_job_took_ends_with_86(
 
     def train_batch(self: Tiny, ids: Any) -> Any:
         if SPOILED in ids:
-            Lease.take(open_store(f"{tmp_path}/run"), "a newer job")
+            Lease.acquire(open_store(f"{tmp_path}/run"), "a newer job")
         return original(self, ids)
 
     monkeypatch.setattr(Tiny, "train_batch", train_batch)

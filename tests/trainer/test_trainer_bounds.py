@@ -155,7 +155,7 @@ def test_threads_wait_at_the_bounds_and_end_at_once(tmp_path: Path, upper: bool)
     store = open_store(str(tmp_path))
     log = RunLog(store, 1, at["metrics.flush_s"])
     log.event("started", {})
-    fence = Fence(Lease.take(store, "me"), at["checkpoint.lease_poll_s"], log.event)
+    fence = Fence(Lease.acquire(store, "me"), at["checkpoint.lease_poll_s"], log.event)
     with NoticeWatcher(InterruptConfig(poll_s=at["interrupt.poll_s"])) as watch:
         assert watch.notice() is None
     fence.close()

@@ -93,7 +93,7 @@ class LustrainReader(StorageReader):
     def _fill(self, items: Mapping[str, ReadItem], planner: LoadPlanner) -> None:
         targets = {name: planner.resolve_tensor(item).detach() for name, item in items.items()}
         regions = {f"{self._prefix}{name}": _region(item) for name, item in items.items()}
-        self._checkpoint.fill(
+        self._checkpoint.read(
             lambda name: regions.get(name, False), {f"{self._prefix}{name}": target for name, target in targets.items()}
         )
         for name, item in items.items():

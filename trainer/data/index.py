@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from lustrain.from_json import from_json
 from lustrain.problem import UserError, problem
-from trainer.sealed import DamagedRecordError, canonical, unseal, with_checksum
+from trainer.sealed import DamagedRecordError, canonical, hexed, unhexed, unseal, with_checksum
 from trainer.storage import ObjectMissingError, ObjectStore
 
 FORMAT = 1
@@ -136,21 +137,7 @@ def _index(body: dict[str, Any]) -> Index:
         raise ValueError(f"dtype {body['dtype']!r}")
     if not 0 < int(body["vocab_size"]) <= 1 << 32:
         raise ValueError(f"vocab_size {body['vocab_size']!r}")
-    splits = {
-        str(name): Split(
-            tuple(
-                Shard(
-                    name=str(shard["name"]),
-                    tokens=int(shard["tokens"]),
-                    documents=int(shard["documents"]),
-                    crc64nvme=int(shard["crc64nvme"], 16),
-                    doc_crc64nvme=int(shard["doc_crc64nvme"], 16),
-                )
-                for shard in split["shards"]
-            )
-        )
-        for name, split in body["splits"].items()
-    }
+    splits = {str(name): from_json(Split, unhexed(split)) for name, split in body["splits"].items()}
     return Index(
         dtype=str(body["dtype"]),
         vocab_size=int(body["vocab_size"]),
@@ -164,18 +151,7 @@ def _index(body: dict[str, Any]) -> Index:
 
 def _content(index: Index) -> dict[str, Any]:
     splits = {
-        name: {
-            "tokens": split.tokens,
-            "documents": split.documents,
-            "shards": [
-                {
-                    **asdict(shard),
-                    "crc64nvme": f"{shard.crc64nvme:016x}",
-                    "doc_crc64nvme": f"{shard.doc_crc64nvme:016x}",
-                }
-                for shard in split.shards
-            ],
-        }
+        name: {"tokens": split.tokens, "documents": split.documents, **hexed(asdict(split))}
         for name, split in index.splits.items()
     }
     return {

@@ -54,19 +54,18 @@ class NoticeWatcher:
         on_event: OnEvent | None = None,
         environ: Mapping[str, str] = os.environ,
         wall_clock: Callable[[], float | None] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         problems = config_problems(config, environ)
         if problems:
             raise UserError(problems)
         on_event = self._on_event = on_event or _log_event
         self._poll_s = config.poll_s
-        self._signals = SignalFlag(config.signal_grace_s, monotonic)
+        self._signals = SignalFlag(config.signal_grace_s, time.monotonic)
         self._pollers: list[Poller] = []
         self._metadata: Metadata | None = None
         if config.metadata and local_rank == 0:
             self._metadata = Metadata(
-                environ, rebalance=config.rebalance, wall_clock=time.time, monotonic=monotonic, on_event=on_event
+                environ, rebalance=config.rebalance, wall_clock=time.time, monotonic=time.monotonic, on_event=on_event
             )
             self._pollers.append(self._metadata)
         if config.deadline is not None and rank == 0:
@@ -75,7 +74,7 @@ class NoticeWatcher:
                     config.deadline,
                     config.deadline_margin_s,
                     wall_clock=wall_clock,
-                    monotonic=monotonic,
+                    monotonic=time.monotonic,
                     on_event=on_event,
                 )
             )

@@ -74,7 +74,7 @@ def run_figure(
     story = story_of(store, began)
     if not story.steps:
         raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
-    return story, draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts)
+    return story, draw_timeline(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1], alerts=alerts)
 
 
 def png(figure: Figure) -> bytes:
@@ -118,7 +118,7 @@ def summary(story: Timeline) -> str:
     return " · ".join(parts)
 
 
-def draw(story: Timeline, *, title: str, alerts: Sequence[Firing] | None = None) -> Figure:
+def draw_timeline(story: Timeline, *, title: str, alerts: Sequence[Firing] | None = None) -> Figure:
     """Draw the figure: loss, throughput and goodput by step, with attempts shaded and interruptions marked; below them, unless
     None, alerts by time."""
     heights = [2.2, 1.0, *([0.8] if story.goodput else []), *([] if alerts is None else [alerts_height(alerts)])]

@@ -295,7 +295,7 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
     lines = schedule.problems(config.schedule, int(steps))
     if lines:
         raise UserError(lines)
-    lease = Lease.take(store, owner())
+    lease = Lease.acquire(store, owner())
     leases.append(lease)
     # Only now can the job before commit nothing more: what it committed since the first look counts.
     commits = committed(store)

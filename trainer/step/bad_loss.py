@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
+from lustrain.from_json import from_json
 from trainer.config import BadLossConfig
 
 
@@ -42,13 +43,7 @@ class History:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> History:
         """Read what `to_state` returned; what an older version did not store has its default."""
-        return cls(
-            losses=tuple(state.get("losses", ())),
-            norms=tuple(state.get("norms", ())),
-            skipped_in_row=state.get("skipped_in_row", 0),
-            skipped=state.get("skipped", 0),
-            rollbacks=state.get("rollbacks", 0),
-        )
+        return from_json(cls, state)
 
     def after_rollback(self, now: History) -> History:
         """Return this history, a checkpoint's, with the counts of the one that led back to it."""
@@ -82,7 +77,7 @@ class BadStep:
         return before + (self.step - to_step + skip_batches) * global_batch
 
 
-def decide(rules: BadLossConfig, history: History, loss: float, norm: float, *, scaled: bool) -> Decision:
+def decide_step(rules: BadLossConfig, history: History, loss: float, norm: float, *, scaled: bool) -> Decision:
     """Decide about a step with this mean loss and gradient norm.
 
     With a loss scaler (`scaled`) the scaler handles an infinite norm, and the history does not count it.

@@ -50,7 +50,7 @@ def font_files(places: Sequence[Path]) -> list[Path]:
     return [file for _, file in sorted((file.name, file) for file in by_content.values())]
 
 
-def draw(file: Path | None, characters: str) -> Glyphs | None:
+def draw_glyphs(file: Path | None, characters: str) -> Glyphs | None:
     """Draw the characters as [len(characters), SIZE, SIZE], ink 255, in a font, None: Pillow's own; None if unusable.
 
     A font is unusable when it lacks one of the characters or draws two of them alike, as a fallback font does.

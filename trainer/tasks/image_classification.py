@@ -82,7 +82,7 @@ class ImageClassification(Task):
                 [problem("task.fonts", place, "does not exist", fix="name a font file or folder") for place in absent]
             )
         files: list[Path | None] = [*glyphs.font_files(named or glyphs.default_folders())]
-        drawn = (glyphs.draw(file, options.characters) for file in ([*files] if named else [None, *files]))
+        drawn = (glyphs.draw_glyphs(file, options.characters) for file in ([*files] if named else [None, *files]))
         fonts = [font for font in drawn if font is not None][: options.max_fonts]
         if not fonts:
             why = f"none of {len(files)} fonts has all of {options.characters!r}"

@@ -250,7 +250,7 @@ def _creation_problems(group: Group, prefix: str) -> Iterator[Problem]:
 def _placement_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Problem]:
     """Compare with what is bought: a reservation was made in a placement group, or in none, and a block never is."""
     mode, there = group.capacity.mode, group.capacity.placement_group
-    if backend != "ec2" or group.placement is None or mode in ("on-demand", "spot"):
+    if backend != "ec2" or group.placement is None or not group.capacity.is_reserved:
         return
     if (group.placement == "cluster") != bool(there):
         lie = f"placement group {there}, as the {mode} does" if there else f"no placement group with a {mode}"
@@ -271,7 +271,7 @@ def _type_problems(group: Group, kind: Instance | None, backend: Backend, prefix
     if group.capacity.placement_group is not None:
         why, fix = f"{kind.name} cannot be launched into a cluster placement group", "remove it, or choose another type"
         yield finding(f"{prefix}capacity.placement_group", why, fix, code="CAP-016")
-    elif mode in ("on-demand", "spot") and group.placement != "none" and group.count > 1:
+    elif not group.capacity.is_reserved and group.placement != "none" and group.count > 1:
         why = f"{kind.name} takes no cluster placement group: the nodes may lie far apart in the zone"
         fix = "choose a type that takes one, or set placement: none"
         yield finding(f"{prefix}instance_type", why, fix, code="CAP-016", level="warning")

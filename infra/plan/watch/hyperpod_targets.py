@@ -31,7 +31,7 @@ def main() -> int:
     addresses = known(options.output)
     targets, failed, described = [], False, 0
     try:
-        nodes = ask(options, "list-cluster-nodes")["ClusterNodeSummaries"]
+        nodes = call_aws(options, "list-cluster-nodes")["ClusterNodeSummaries"]
         for node in sorted(nodes, key=lambda one: str(one["InstanceId"])):
             if node["InstanceStatus"]["Status"] in GONE:
                 continue
@@ -65,12 +65,12 @@ def known(path: str) -> dict[str, str]:
 
 
 def address_of(options: argparse.Namespace, identity: str) -> str | None:
-    details = ask(options, "describe-cluster-node", "--node-id", identity)["NodeDetails"]
+    details = call_aws(options, "describe-cluster-node", "--node-id", identity)["NodeDetails"]
     address = details.get("PrivatePrimaryIp")
     return str(address) if address else None
 
 
-def ask(options: argparse.Namespace, verb: str, *words: str) -> Any:
+def call_aws(options: argparse.Namespace, verb: str, *words: str) -> Any:
     """Return the answer of AWS's CLI, which reads all pages."""
     command = ("aws", "sagemaker", verb, "--cluster-name", options.cluster, "--region", options.region, *words)
     done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, timeout=CALL_S)

@@ -13,7 +13,7 @@ from infra.config import ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.documents import Document
 from infra.plan.nodes.eks import EXISTING, MODES, ControlPlane, addons, join_problems, needed_addons
-from infra.plan.place import COST_TAG
+from infra.plan.place import COST_TAG, Arn
 from infra.plan.roles import RolePlan, flow_log_role, key_of_existing, node_role, services
 from infra.preflight.online.answers import missing
 from infra.preflight.rule import Context, Family, listed
@@ -198,7 +198,7 @@ def entries_of_existing(spec: ClusterSpec, context: Context, aws: Aws) -> Proble
 )
 def admin_roles(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for index, arn in enumerate(spec.access.admin_roles if spec.backend == "hyperpod-eks" else ()):
-        if context.account and arn.split(":")[4] != context.account:
+        if context.account and Arn.parse(arn).account != context.account:
             continue
         if answered("NoSuchEntity", aws.iam.get_role, RoleName=arn.rpartition("/")[2]) is None:
             yield finding(f"access.admin_roles.{index}", f"role {arn} does not exist", "correct it, or make the role")

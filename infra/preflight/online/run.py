@@ -13,7 +13,7 @@ from infra import clock
 from infra.aws import EXPIRED, NO_ONE, Aws, NotAwsError, code_of
 from infra.config import ClusterSpec
 from infra.finding import Rule, finding
-from infra.plan.place import Place
+from infra.plan.place import Arn, Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, suppress
 from infra.preflight.online import access, capacity, instances, leftovers, network, scheduler, storage, watch
 from infra.preflight.online.answers import WHOLE, check_online, unknown
@@ -59,8 +59,8 @@ def whoami(aws: Aws) -> Place | None:
     except BotoCoreError as error:
         fix = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
         raise UserError(f"AWS credentials: {str(error).rstrip('.')}; fix: {fix}") from None
-    partition, account = arn.split(":")[1], arn.split(":")[4]
-    return Place(aws.region, account, partition)
+    caller = Arn.parse(arn)
+    return Place(aws.region, caller.account, caller.partition)
 
 
 def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Problem]:

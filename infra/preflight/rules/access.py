@@ -9,6 +9,7 @@ from infra.config import ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.documents import characters
 from infra.plan.nodes.controller import accounting_secret
+from infra.plan.place import Arn
 from infra.plan.roles import EKS_ROLES, roles
 from infra.plan.storage.associations import association_key
 from infra.preflight.rule import Context, Family, groups, named_twice
@@ -114,7 +115,7 @@ def partition(spec: ClusterSpec, context: Context) -> Problems:
     if arn := accounting_secret(spec):
         secrets.append(("scheduler.accounting.database.secret_arn", arn))
     for path, arn in [*plans, *roles, *secrets, *_named_arns(spec), *_keys(spec)]:
-        partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
+        partition = Arn.parse(arn).partition if arn and arn.startswith("arn:") else None
         if context.partition and partition and partition != context.partition:
             message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
             yield finding(path, message, f"write arn:{context.partition}:…")
@@ -176,7 +177,7 @@ def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
 )
 def account_of_arns(spec: ClusterSpec, context: Context) -> Problems:
     for path, arn in _named_arns(spec):
-        owner = arn.split(":")[4]
+        owner = Arn.parse(arn).account
         if context.account and owner not in ("aws", context.account):
             message = f"is of account {owner}, the cluster of {context.account}"
             yield finding(path, message, "name one of the cluster's account")

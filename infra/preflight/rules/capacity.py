@@ -9,6 +9,7 @@ from infra.catalog.ultraservers import ULTRASERVER_BLOCKS, ULTRASERVER_SIZES
 from infra.config import CapacityMode, ClusterSpec, Group
 from infra.finding import Problems, finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN, capacity_problems, market
+from infra.plan.place import Arn
 from infra.preflight.rule import Context, Family, groups, listed
 
 HYPERPOD_PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
@@ -95,13 +96,15 @@ def plan_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if not group.capacity.training_plan:
             continue
-        region, account = group.capacity.training_plan.split(":")[3:5]
+        plan = Arn.parse(group.capacity.training_plan)
         here = f"{path}.capacity.training_plan"
-        if context.region and region != context.region:
-            yield finding(here, f"the plan is in {region}, the cluster in {context.region}", "use a plan of the region")
-        if context.account and account != context.account:
+        if context.region and plan.region != context.region:
             yield finding(
-                here, f"the plan is account {account}'s, this is {context.account}", "use a plan of the account"
+                here, f"the plan is in {plan.region}, the cluster in {context.region}", "use a plan of the region"
+            )
+        if context.account and plan.account != context.account:
+            yield finding(
+                here, f"the plan is account {plan.account}'s, this is {context.account}", "use a plan of the account"
             )
 
 

@@ -6,6 +6,7 @@ from infra.catalog.botocore_data import hyperpod_types
 from infra.config import ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.place import Arn
 from infra.preflight.rule import Context, Family, groups, known_groups, listed
 from lustrain.problem import did_you_mean
 
@@ -209,6 +210,6 @@ def secret_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
     database = spec.slurm.accounting
     if spec.backend != "hyperpod-slurm" or database is None or context.region is None:
         return
-    if (there := database.secret_arn.split(":")[3]) != context.region:
+    if (there := Arn.parse(database.secret_arn).region) != context.region:
         message = f"the secret is in {there}, and the controller reads it in {context.region}"
         yield finding("slurm.accounting.secret_arn", message, f"replicate it to {context.region} and name that one")

@@ -6,6 +6,7 @@ from infra.config import CONTROLLER, ClusterSpec
 from infra.finding import Problems, finding
 from infra.plan.nodes.controller import accounting_secret
 from infra.plan.nodes.machine import PATHS
+from infra.plan.place import Arn
 from infra.preflight.rule import Context, Family, groups, listed, named_images
 from infra.preflight.rules.machine import has_idle_accelerators, has_no_image
 from lustrain.cluster import other_slurmdbd
@@ -97,7 +98,7 @@ def no_lustre_client(spec: ClusterSpec, context: Context) -> Problems:
 )
 def paid_at_zero(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
-        if spec.goes_to_zero(group) and group.capacity.mode not in ("on-demand", "spot"):
+        if spec.goes_to_zero(group) and group.capacity.is_reserved:
             message = f"a {group.capacity.mode} is paid while its machines are away, and none may come back into it"
             yield finding(f"{path}.min_count", message, "remove it, or take capacity.mode on-demand or spot")
 
@@ -117,7 +118,7 @@ def odd_login(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if not spec.is_login(group):
             continue
-        if group.capacity.mode not in ("on-demand", "spot"):
+        if group.capacity.is_reserved:
             message = f"a {group.capacity.mode} is bought for nodes that compute, and a login would take one of them"
             yield finding(f"{path}.capacity.mode", message, "set mode: on-demand")
         for key in OF_WORKERS:
@@ -161,7 +162,7 @@ def secret_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
     arn = accounting_secret(spec)
     if arn is None or not spec.network.closed or context.region is None:
         return
-    if (there := arn.split(":")[3]) != context.region:
+    if (there := Arn.parse(arn).region) != context.region:
         message = f"the secret is in {there}, which a closed network does not reach"
         path = "scheduler.accounting.database.secret_arn"
         yield finding(path, message, f"replicate it to {context.region} and name that one")

@@ -43,7 +43,7 @@ def _sysctl(reading: MachineReading) -> dict[str, str]:
     return {key: " ".join(value.split()) for key, value in read.items() if value is not None}
 
 
-def in_boot_order(host: Host, folders: tuple[str, ...], suffix: str = ".conf") -> list[str]:
+def in_boot_order(host: Host, folders: tuple[str, ...]) -> list[str]:
     """List drop-in files as systemd and kmod read them: sorted by name over all folders, of one name the first folder's only.
 
     A link to /dev/null switches the file of its name off (sysctl.d(5), modprobe.d(5)).
@@ -51,7 +51,7 @@ def in_boot_order(host: Host, folders: tuple[str, ...], suffix: str = ".conf") -
     first: dict[str, str] = {}
     for folder in folders:
         for name in host.names(folder):
-            if name.endswith(suffix):
+            if name.endswith(".conf"):
                 first.setdefault(name, f"{folder}/{name}")
     return [first[name] for name in sorted(first) if host.link(first[name]) != "/dev/null"]
 

@@ -5,12 +5,16 @@ Checksums are CRC-64/NVME (the one S3 stores as x-amz-checksum-crc64nvme), writt
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
+from lustrain.from_json import from_json
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ManifestId
-from trainer.sealed import DamagedRecordError, seal, unseal
+from trainer.sealed import DamagedRecordError, hexed, seal, unhexed, unseal
+
+T = TypeVar("T")
 
 FORMAT = 1
 BLOCK_BYTES = 16 << 20
@@ -127,9 +131,9 @@ class Manifest:
     world_size: int
     created: str
     parts: tuple[Part, ...]
-    state: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any]
     """What is not a tensor: data cursor, tokens seen, best metric, early-stopping counters, scaler…"""
-    about: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any]
     """For people: versions of what saved it, and the newest evaluation's loss."""
     layout: MeshLayout | None = None
     """Of a sharded run; None where each part's index has to be read."""
@@ -146,103 +150,42 @@ class Manifest:
 def encode(record: RankIndex | Manifest) -> bytes:
     """Return canonical JSON with its own checksum as one of its keys, which are sorted."""
     fields = {name: value for name, value in asdict(record).items() if (name, value) != ("layout", None)}
-    return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(fields)})
+    return seal({"format": FORMAT, "kind": _KIND[type(record)], **_with_sums(fields, hexed)})
 
 
 def decode_index(raw: bytes) -> RankIndex:
-    body = _decode(raw, "rank-index")
-    try:
-        return RankIndex(
-            attempt=str(body["attempt"]),
-            rank=int(body["rank"]),
-            size=int(body["size"]),
-            stored_size=int(body["stored_size"]),
-            codec=str(body["codec"]),
-            entries=tuple(
-                Entry(
-                    e["name"],
-                    e["dtype"],
-                    tuple(e["shape"]),
-                    tuple(e["offsets"]),
-                    tuple(e["lengths"]),
-                    e["start"],
-                    e["size"],
-                )
-                for e in body["entries"]
-            ),
-            blocks=tuple(Block(b["start"], b["size"], int(b["crc64nvme"], 16)) for b in body["blocks"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecordError(f"a field of the rank index is missing or wrong: {error!r}") from error
+    return _decode(raw, RankIndex)
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    body = _decode(raw, "manifest")
-    try:
-        parent = body["parent"]
-        return Manifest(
-            generation=int(body["generation"]),
-            step=int(body["step"]),
-            attempt=str(body["attempt"]),
-            parent=None if parent is None else ManifestId(int(parent["generation"]), int(parent["step"])),
-            world_size=int(body["world_size"]),
-            created=str(body["created"]),
-            parts=tuple(
-                Part(
-                    p["rank"],
-                    p["data_key"],
-                    p["data_size"],
-                    int(p["data_crc64nvme"], 16),
-                    p["index_key"],
-                    p["index_size"],
-                    int(p["index_crc64nvme"], 16),
-                )
-                for p in body["parts"]
-            ),
-            state=dict(body["state"]),
-            about=dict(body["about"]),
-            layout=_mesh_layout(body["layout"]) if "layout" in body else None,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecordError(f"a field of the manifest is missing or wrong: {error!r}") from error
-
-
-def _mesh_layout(body: dict[str, Any]) -> MeshLayout:
-    axes = tuple(MeshAxis(str(axis["name"]), int(axis["size"])) for axis in body["axes"])
-    groups = tuple(
-        TensorGroup(
-            tuple((int(dim), str(axis)) for dim, axis in group["cuts"]),
-            int(group["stored_by"]),
-            tuple(StoredTensor(t["name"], t["dtype"], tuple(t["shape"])) for t in group["tensors"]),
-        )
-        for group in body["groups"]
-    )
-    unknown = {name for group in groups for _, name in group.cuts} - {axis.name for axis in axes}
-    if unknown or any(axis.size < 1 for axis in axes):
-        raise ValueError(f"layout: cuts by axes {sorted(unknown)} that its mesh lacks, or an axis has no ranks")
-    return MeshLayout(axes, groups)
+    manifest = _decode(raw, Manifest)
+    if manifest.layout is not None:
+        axes = {axis.name: axis.size for axis in manifest.layout.axes}
+        unknown = {name for group in manifest.layout.groups for _, name in group.cuts} - axes.keys()
+        if unknown or any(size < 1 for size in axes.values()):
+            why = f"its layout cuts by axes {sorted(unknown)} that its mesh lacks, or an axis has no ranks"
+            raise DamagedRecordError(why)
+    return manifest
 
 
 _KIND = {RankIndex: "rank-index", Manifest: "manifest"}
 
 
-def _hexed(value: Any) -> Any:
-    """Return the same tree with each checksum as 16 hex digits: many JSON readers round integers beyond 2^53."""
-    if isinstance(value, dict):
-        return {
-            k: f"{v:016x}" if k.endswith("crc64nvme") and isinstance(v, int) else _hexed(v) for k, v in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [_hexed(v) for v in value]
-    return value
-
-
-def _decode(raw: bytes, kind: str) -> dict[str, Any]:
+def _decode(raw: bytes, kind: type[T]) -> T:
     body = unseal(raw)
-    if body.get("kind") != kind:
-        raise DamagedRecordError(f"is of kind {body.get('kind')!r} instead of {kind!r}")
+    name = _KIND[kind]
+    if body.get("kind") != name:
+        raise DamagedRecordError(f"is of kind {body.get('kind')!r} instead of {name!r}")
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
         why = "written by a newer Lustrain"
-        raise NewerFormatError(problem(f"{kind} format", version, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
-    return body
+        raise NewerFormatError(problem(f"{name} format", version, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
+    try:
+        return from_json(kind, _with_sums(body, unhexed))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRecordError(f"a field of the {name} is missing or wrong: {error!r}") from error
+
+
+def _with_sums(body: dict[str, Any], turn: Callable[[Any], Any]) -> dict[str, Any]:
+    # Not in `state` and `about`, which may hold such keys of their own.
+    return body | {name: turn(body[name]) for name in ("parts", "blocks") if name in body}

@@ -11,11 +11,11 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
+from lustrain.from_json import from_json
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.format.records import NewerFormatError, decode_manifest
@@ -51,22 +51,7 @@ class LeaseRecord:
     lineage: tuple[LineageEntry, ...]
 
     def encode(self) -> bytes:
-        return seal(
-            {
-                "version": VERSION,
-                "generation": self.generation,
-                "owner": self.owner,
-                "taken": self.taken,
-                "nonce": self.nonce,
-                "lineage": [
-                    {
-                        "generation": entry.generation,
-                        "parent": entry.parent and {"generation": entry.parent.generation, "step": entry.parent.step},
-                    }
-                    for entry in self.lineage
-                ],
-            }
-        )
+        return seal({"version": VERSION, **asdict(self)})
 
     @classmethod
     def decode(cls, raw: bytes) -> LeaseRecord:
@@ -78,13 +63,7 @@ class LeaseRecord:
                 problem("lease.version", version, "written by a newer Lustrain", allowed=f"<= {VERSION}", fix="upgrade")
             )
         try:
-            return cls(
-                generation=int(body["generation"]),
-                owner=str(body["owner"]),
-                taken=str(body["taken"]),
-                nonce=str(body["nonce"]),
-                lineage=tuple(_lineage_entry(item) for item in body["lineage"]),
-            )
+            return from_json(cls, body)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRecordError(f"a field of the lease is missing or wrong: {error!r}") from error
 
@@ -140,7 +119,7 @@ class Lease:
         return self._record.lineage
 
     @classmethod
-    def take(cls, store: ObjectStore, owner: str) -> Lease:
+    def acquire(cls, store: ObjectStore, owner: str) -> Lease:
         """Own the run from now on; the job that owned it before cannot commit any more.
 
         `owner` is for people (host, job id). UserError when other jobs keep taking it or when it is damaged.
@@ -267,10 +246,3 @@ def _from_objects(store: ObjectStore) -> tuple[int, tuple[LineageEntry, ...]]:
 
 def _parent(store: ObjectStore, key: str) -> ManifestId | None:
     return decode_manifest(store.read(key)[0]).parent
-
-
-def _lineage_entry(item: dict[str, Any]) -> LineageEntry:
-    parent = item["parent"]
-    return LineageEntry(
-        int(item["generation"]), None if parent is None else ManifestId(int(parent["generation"]), int(parent["step"]))
-    )

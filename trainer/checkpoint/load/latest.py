@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from awscrt.checksums import crc64nvme
 
+from lustrain.from_json import from_json
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ManifestId, tier_root
 from trainer.checkpoint.format.records import Manifest, encode
@@ -122,7 +123,7 @@ def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> 
 
 def _agreement(verdicts: Mapping[int, Json]) -> Json:
     """Return the verdict of all ranks on a candidate: an end of the load comes first, then damage, then a difference."""
-    ranks = [(rank, _Verdict(**verdict)) for rank, verdict in sorted(verdicts.items())]
+    ranks = [(rank, from_json(_Verdict, verdict)) for rank, verdict in sorted(verdicts.items())]
     stops = [f"rank {rank}: {line}" for rank, verdict in ranks for line in verdict.stop]
     if stops:
         return asdict(_Verdict(stop=tuple(stops[:8]), store_failed=any(verdict.store_failed for _, verdict in ranks)))

@@ -12,7 +12,7 @@ import torch
 from trainer.checkpoint.format.chunks import collect_chunks
 from trainer.checkpoint.format.layout import ATTEMPTS
 from trainer.checkpoint.format.records import Manifest, Part, RankIndex, StoredTensor
-from trainer.checkpoint.load.assemble import Region, Wanted, fill_tensors, read_tensors
+from trainer.checkpoint.load.assemble import Region, Wanted, read_tensors
 from trainer.checkpoint.load.parts import OnEvent, PartReader, Places, TierNotes, ignore_event, read_index
 from trainer.parallel.shards import LocalShard
 from trainer.storage import ArchivedError
@@ -51,25 +51,19 @@ class StoredCheckpoint:
         first = [chunks[0].entry for chunks in collect_chunks(indexes).values()]
         return [StoredTensor(entry.name, entry.dtype, entry.shape) for entry in first]
 
-    def read(self, want: Wanted) -> dict[str, torch.Tensor]:
-        """Read what is wanted into fresh host memory, every byte behind it verified (`read_tensors`)."""
+    def read(self, want: Wanted, targets: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """Copy what is wanted into `targets` or fresh host memory, every byte behind it verified (`read_tensors`)."""
         with self._explains_archive():
-            return read_tensors(self.manifest, self._open_parts, want, self._threads)
-
-    def fill(self, want: Wanted, targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy what is wanted into `targets`, a few blocks in memory at a time (`fill_tensors`); return these."""
-        with self._explains_archive():
-            fill_tensors(self.manifest, self._open_parts, want, targets, self._threads)
-        return dict(targets)
+            return read_tensors(self.manifest, self._open_parts, want, self._threads, targets)
 
     def fill_shards(self, shards: Mapping[str, LocalShard]) -> dict[str, torch.Tensor]:
-        """Fill what a rank holds, as `fill`; UserError for what the checkpoint lacks, or has in another shape or dtype."""
+        """Fill what a rank holds, as `read`; UserError for what the checkpoint lacks, or has in another shape or dtype."""
 
         def want(name: str) -> Region | bool:
             shard = shards.get(name)
             return shard is not None and Region(shard.chunk.offsets, shard.chunk.lengths, shard.chunk.tensor)
 
-        return self.fill(want, {name: shard.tensor for name, shard in shards.items()})
+        return self.read(want, {name: shard.tensor for name, shard in shards.items()})
 
     def _open_parts(self, parts: Sequence[Part]) -> list[PartReader]:
         """Open readers of parts: indexes are read and checked, data is not read yet."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lustrain.from_json import from_json
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.save.writer import Stored
 from trainer.parallel.votes import VoteBox
@@ -67,8 +68,7 @@ class SaveProtocol:
 
     def read_start(self, number: int, timeout: float) -> SaveStart:
         """Return rank 0's start for call `number`."""
-        start = self._read_rank_0(self._start_topic(number), timeout)
-        return SaveStart(start["attempt"], start["why_not"], tuple(ManifestId(**commit) for commit in start["keep"]))
+        return from_json(SaveStart, self._read_rank_0(self._start_topic(number), timeout))
 
     def post_result(self, number: int, attempt: str, result: RankResult) -> None:
         """Post this rank's result."""
@@ -77,7 +77,7 @@ class SaveProtocol:
     def gather_results(self, attempt: str, timeout: float) -> dict[int, RankResult]:
         """Gather, on rank 0, every rank's result, then drop the messages about saves that all ranks are done with."""
         posted = self._votes.gather(f"{attempt}/votes", timeout, stop=self._stop)
-        results = {rank: _rank_result(body) for rank, body in posted.items()}
+        results = {rank: from_json(RankResult, body) for rank, body in posted.items()}
         self._forget(min(result.closed for result in results.values()))
         return results
 
@@ -87,8 +87,7 @@ class SaveProtocol:
 
     def read_outcome(self, attempt: str, timeout: float) -> SaveOutcome:
         """Return rank 0's outcome of the save."""
-        outcome = self._read_rank_0(f"{attempt}/verdict", timeout)
-        return SaveOutcome(outcome["committed"], outcome["detail"], outcome["bytes"], tuple(outcome["lost"]))
+        return from_json(SaveOutcome, self._read_rank_0(f"{attempt}/verdict", timeout))
 
     def _post(self, number: int, topic: str, message: SaveStart | RankResult | SaveOutcome) -> None:
         if self._rank == 0:
@@ -108,8 +107,3 @@ class SaveProtocol:
             self._topics = [(number, topic) for number, topic in self._topics if number > closed]
         for topic in done:
             self._votes.drop(topic)
-
-
-def _rank_result(body: dict[str, Any]) -> RankResult:
-    stored = Stored(**body["stored"]) if body["stored"] else None
-    return RankResult(stored, body["error"], body["closed"], body["layout"])

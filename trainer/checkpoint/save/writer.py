@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
+from lustrain.from_json import from_json
 from lustrain.problem import UserError
 from lustrain.process import die_with_parent
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
@@ -186,9 +186,9 @@ class Server:
                 case "forget":
                     self._memories.pop(message["number"]).close()
                 case "entries":
-                    self._entries = tuple(_entry(entry) for entry in message["entries"])
+                    self._entries = tuple(from_json(Entry, entry) for entry in message["entries"])
                 case "save":
-                    self._start(_job(message))
+                    self._start(from_json(Job, message))
                 case other:
                     raise ValueError(f"unknown message from the trainer: {other!r}")
 
@@ -232,9 +232,7 @@ def main() -> int:
 
 def decode_result(line: bytes) -> StoreResult:
     """Decode, on the parent's end, what `Server._answer` sent."""
-    body = json.loads(line)
-    stored = body.pop("stored")
-    return StoreResult(stored=None if stored is None else Stored(**stored), **body)
+    return from_json(StoreResult, json.loads(line))
 
 
 def _die(args: threading.ExceptHookArgs) -> None:
@@ -260,16 +258,6 @@ def _lines(control: socket.socket, fds: list[int]) -> Iterator[bytes]:
         *whole, rest = pending.split(b"\n")
         pending = bytearray(rest)
         yield from (bytes(line) for line in whole)
-
-
-def _job(message: dict[str, Any]) -> Job:
-    keep = tuple(ManifestId(**commit) for commit in message.pop("keep"))
-    return Job(keep=keep, tiers=tuple(message.pop("tiers")), **message)
-
-
-def _entry(body: dict[str, Any]) -> Entry:
-    chunks = {name: tuple(body[name]) for name in ("shape", "offsets", "lengths")}
-    return Entry(**{**body, **chunks})
 
 
 def _threads(job: Job) -> int:

@@ -13,9 +13,12 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from lustrain.from_json import from_json
 from trainer.data.index import Shard
+
+T = TypeVar("T")
 
 SPLITS = ("train", "val")
 
@@ -121,12 +124,7 @@ class WorkFolder:
 
     def read_chunk(self, number: int) -> ChunkRecord | None:
         """Return the record of a finished chunk, None when none can be read."""
-        body = self._json(f"chunk-{number:06d}.json")
-        try:
-            outputs = {split: Output(**output) for split, output in body["outputs"].items()} if body else {}
-            return ChunkRecord(**{**body, "outputs": outputs}) if body else None
-        except (KeyError, TypeError, AttributeError):
-            return None
+        return self._read(ChunkRecord, f"chunk-{number:06d}.json")
 
     def drop_chunk(self, number: int, split: str) -> None:
         self.tokens(number, split).unlink(missing_ok=True)
@@ -139,12 +137,8 @@ class WorkFolder:
         """Shards that were stored before, by number."""
         shards = {}
         for path in self.path.glob(f"{split}-*.json"):
-            body = self._json(path.name)
-            try:
-                shard = Shard(**(body or {}))
-            except TypeError:
-                continue
-            shards[int(shard.name.rpartition("-")[2])] = shard
+            if shard := self._read(Shard, path.name):
+                shards[int(shard.name.rpartition("-")[2])] = shard
         return shards
 
     def write(self, name: str, body: bytes | memoryview) -> None:
@@ -157,9 +151,8 @@ class WorkFolder:
             raise OSError(error.errno, error.strerror, str(self.path / name)) from error
         unfinished.replace(self.path / name)
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def _read(self, kind: type[T], name: str) -> T | None:
         try:
-            body = json.loads((self.path / name).read_bytes())
-        except (FileNotFoundError, ValueError, RecursionError):
+            return from_json(kind, json.loads((self.path / name).read_bytes()))
+        except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
             return None
-        return body if isinstance(body, dict) else None

@@ -40,7 +40,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Member:
+class SlurmMachine:
     """This is one machine of the Slurm; `version` is of the daemon that it runs or will get."""
 
     node: Node
@@ -74,7 +74,7 @@ def controller_of(cluster: Cluster, nodes: Sequence[Node]) -> Node | Problem:
     return match[0] if match else problem(path, named, "is not among the machines", allowed=names)
 
 
-def members(cluster: Cluster, controller: Node, reports: Sequence[Report]) -> list[Member] | list[Problem]:
+def plan_machines(cluster: Cluster, controller: Node, reports: Sequence[Report]) -> list[SlurmMachine] | list[Problem]:
     """Return the machines with their duties, or one line for each thing that keeps them from being a Slurm."""
     problems = [*_partition_problems(cluster), *_own_problems(cluster, controller, reports)]
     problems += _joint_problems(controller, reports)
@@ -83,8 +83,10 @@ def members(cluster: Cluster, controller: Node, reports: Sequence[Report]) -> li
     made = []
     for report in reports:
         group, duties = _group(cluster, report), _duties(cluster, controller, report)
-        made.append(Member(report.node, report.facts["host"], group, duties, _version(report, duties), report.facts))
-    if not any(member.computes for member in made):
+        made.append(
+            SlurmMachine(report.node, report.facts["host"], group, duties, _version(report, duties), report.facts)
+        )
+    if not any(machine.computes for machine in made):
         fix = "name more machines of a group with role worker, or set controller_runs_jobs to true"
         return [problem("cluster.nodes", controller.name, "leaves no machine for jobs", fix=fix)]
     return made
