@@ -40,7 +40,7 @@ class TaskResult:
     """This is what a task returns.
 
     `data` is what `--json` prints in place of the lines. `problems` say what could not be done beside that: with them the task
-    ends as with a UserError, after its lines.
+    ends as with a UserError, after its lines; with `--json` they are added to `data`, where that is an object.
     """
 
     lines: Sequence[str]
@@ -96,14 +96,15 @@ def filled(kind: type[Any], given: Mapping[str, Any]) -> Any:
 def perform(work: Callable[[], TaskResult], *, as_json: bool = False) -> None:
     """Print the result of `work`, or its error, and end with its exit code.
 
-    With `as_json` standard output is one JSON value, also for a mistake: `{"error": [lines], "exit_code": code}`.
+    With `as_json` standard output is one JSON value, also for a mistake: `{"error": [lines], "exit_code": code}`, after what
+    the task has done until then.
     """
     try:
         result = work()
         if result.lines and not as_json:
             _print("\n".join(result.lines))
         if result.problems:
-            _refuse(result.problems, result.code, as_json)
+            _refuse(result.problems, result.code, as_json, result.data)
         if as_json:
             _print(json.dumps(result.data, indent=1))
         if result.code:
@@ -155,11 +156,12 @@ def read_command_line_strictly() -> None:
     Program.parse_cleanup = parse_cleanup  # type: ignore[method-assign, assignment]
 
 
-def _refuse(lines: Sequence[str], code: int, as_json: bool) -> NoReturn:
+def _refuse(lines: Sequence[str], code: int, as_json: bool, data: Any = None) -> NoReturn:
     if as_json:
+        done = data if isinstance(data, dict) else {}
         # A standard output that takes nothing, as on a full disk, may be what is refused here.
         with suppress(OSError):
-            _print(json.dumps({"error": list(lines), "exit_code": code}, indent=1))
+            _print(json.dumps({**done, "error": list(lines), "exit_code": code}, indent=1))
     raise Exit("\n".join(lines), code)
 
 

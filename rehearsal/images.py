@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from images.build import answers, make
@@ -26,8 +27,7 @@ from images.registry import read
 from images.registry.client import connect
 from lustrain.problem import UserError
 from lustrain.progress import BYTES, amount_text
-from rehearsal.clock import clock
-from rehearsal.lab.containers.base import base_tar, checkout, push_base, wheels
+from rehearsal.lab.containers.base import checkout, push_base
 from rehearsal.lab.containers.container import Container, docker
 from rehearsal.lab.containers.engine import Engine, reachable, why_not
 from rehearsal.lab.containers.registry import Registry
@@ -75,50 +75,62 @@ class ImageLab:
     image: Image | None = None
 
 
+class Begun:
+    """This is the build under way in the background, or `reason` why this machine cannot build."""
+
+    def __init__(self, folder: Path, *, own: bool, reason: str | None) -> None:
+        self._folder, self._own, self.reason = folder, own, reason
+        self._running = ExitStack()
+        self._pool = ThreadPoolExecutor(1, "image")
+        self._work = None if reason else self._pool.submit(self._build)
+        self.lab: ImageLab | None = None
+
+    def scenarios(self, run: Run) -> list[Scenario]:
+        """Return the stages that this machine can run."""
+        if self._work is None:
+            reason = str(self.reason)
+            plan = partial(show_plan, self._folder, reason)
+            return [
+                Scenario("the plan of the trainer's image", "versions, locks, plan", "no engine to build with", plan)
+            ]
+        where = "engine of its own" if self._own else "this user's engine"
+        emulated = f"registry on loopback, base by mmdebstrap ({where})"
+        built = "the trainer's image: built beside the stages above, checked, pushed"
+        trained = f"{run.ranks} ranks in a container of that digest, until docker stop"
+        return [
+            Scenario(built, BUILT, emulated, self._work.result),
+            Scenario(trained, RAN, "S3", lambda: train(self.lab, run)),
+        ]
+
+    def done(self) -> None:
+        """Begin to end what runs for the build: an engine of our own has half a million files to take away."""
+        self._pool.submit(self._running.close)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End what runs for the build, once that is over or `at_once`: it then fails, as its engine is gone."""
+        if at_once:
+            self._running.close()
+        self._pool.shutdown()
+        self._running.close()
+
+    def _build(self) -> tuple[str, list[Promise]]:
+        self.lab = self._running.enter_context(_image_lab(self._folder, self._own))
+        return build(self.lab)
+
+
 @contextmanager
-def prefetch_image_parts() -> Iterator[None]:
-    """Make the base image and fetch torch's wheel in the background, where a later stage needs them."""
-
-    def fetch() -> None:
-        # The stage that needs them tries again, and fails with the reason.
-        with suppress(OSError, RuntimeError):
-            base_tar()
-            wheels()
-
-    if _why_not(reachable() is None) is not None:
-        yield
-        return
-    thread = threading.Thread(target=fetch, name="base image")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
-@contextmanager
-def scenarios(folder: Path, run: Run) -> Iterator[list[Scenario]]:
-    """Yield the stages that this machine can run; an engine of our own ends with the context."""
+def begun(folder: Path) -> Iterator[Begun]:
+    """Begin to build in the background, where this machine can: a builder that waits for packages leaves time to other stages,
+    and they to it. An engine of our own ends with the context."""
     folder.mkdir()
     own = reachable() is None
-    reason = _why_not(own)
-    if reason is not None:
-        name = "the plan of the trainer's image"
-        yield [Scenario(name, "versions, locks, plan", "no engine to build with", lambda: show_plan(folder, reason))]
-        return
-    with ExitStack() as running:
-        lab = running.enter_context(_image_lab(folder, own))
-        where = "engine of its own" if own else "this user's engine"
-        emulated = f"registry on loopback, base by mmdebstrap ({where})"
-        yield [
-            Scenario("the trainer's image: built, checked, pushed", BUILT, emulated, lambda: build(lab)),
-            Scenario(
-                f"{run.ranks} ranks in a container of that digest, until docker stop",
-                RAN,
-                "S3",
-                lambda: train(lab, run),
-            ),
-        ]
+    work = Begun(folder, own=own, reason=_why_not(own))
+    try:
+        yield work
+    except BaseException:
+        work.end(at_once=True)
+        raise
+    work.end()
 
 
 def build(lab: ImageLab) -> tuple[str, list[Promise]]:
@@ -126,7 +138,8 @@ def build(lab: ImageLab) -> tuple[str, list[Promise]]:
     root = checkout(lab.folder / "code")
     flags = build_flags(f"{lab.registry.host}/{REPOSITORY}", lab.base, lab.folder, push=True)
     try:
-        with Live(TARGET) as watch:
+        # Lines that others' lines may come between; a bar would move them.
+        with Live(f"image {TARGET}", terminal=False) as watch:
             result = make.build(flags, watch, lab.environment, root=root)
         lab.image = read.image(connect(result.prepared.ref), result.prepared.ref)
     except UserError as error:
@@ -140,10 +153,10 @@ def build(lab: ImageLab) -> tuple[str, list[Promise]]:
     ]
 
 
-def train(lab: ImageLab, run: Run) -> tuple[str, list[Promise]]:
+def train(lab: ImageLab | None, run: Run) -> tuple[str, list[Promise]]:
     """Stop the run in a container as a scheduler does, and compare its losses with the reference's."""
     promise = "training in the container gives the losses it gives outside"
-    if lab.image is None:
+    if lab is None or lab.image is None:
         return "there is no image", [Promise(promise, False, "there is no image")]
     words = ["python3", "-m", "trainer.node.launcher", "--nproc", str(run.ranks), "--", "train", "/config.toml"]
     words += [word for key, value in run.settings.items() for word in ("--set", f"{key}={value}")]
@@ -196,8 +209,6 @@ def build_flags(repository: str, base: str | None, folder: Path, *, push: bool =
 
 @contextmanager
 def _image_lab(folder: Path, own: bool) -> Iterator[ImageLab]:
-    print("\n   an engine, a registry and a base image for the next stages", flush=True)
-    began = time.monotonic()
     with ExitStack() as running:
         for name in ("engine", "registry"):
             (folder / name).mkdir()
@@ -205,10 +216,8 @@ def _image_lab(folder: Path, own: bool) -> Iterator[ImageLab]:
         if own:
             environment = running.enter_context(Engine(folder / "engine")).environment
         registry = running.enter_context(Registry(folder / "registry"))
-        with clock():
-            base = push_base(environment, registry.host)
+        base = push_base(environment, registry.host)
         running.callback(docker, environment, "image", "rm", "--force", base)
-        print(f"   all three are there  ({time.monotonic() - began:.0f} s)", flush=True)
         yield ImageLab(environment, registry, base, folder)
 
 

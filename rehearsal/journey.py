@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from safetensors.numpy import load_file
 from infra.local.aws import LocalAws
 from infra.local.metadata import LocalMetadata
 from infra.preflight.offline import OFFLINE
+from lustrain.problem import FAILED, Problem, UserError
 from rehearsal import images, nodes, proof, scheduled, unscheduled
 from rehearsal.channel import role_credentials
+from rehearsal.clock import clock
 from rehearsal.corpus import standard_library_sources
 from rehearsal.provision import preflight, provision, tear_down, what_is_real
 from rehearsal.stages import (
@@ -53,13 +56,35 @@ TOLERANCE = 1e-4
 """Allowed relative difference of a loss after another order of summation in fp32, compounded over the steps."""
 
 
+class StoppedError(Exception):
+    """A stage has failed, or the journey was interrupted: `journey` is as far as it came, the cause is in `__cause__`."""
+
+    def __init__(self, journey: Journey, cause: BaseException) -> None:
+        super().__init__(journey.at)
+        self.journey = journey
+        self.exit_code = cause.exit_code if isinstance(cause, UserError) else FAILED
+        self.expected = isinstance(cause, (UserError, KeyboardInterrupt))
+        """Whether the problems say it all; else its traceback does."""
+        if isinstance(cause, UserError):
+            whys: Sequence[str] = cause.problems
+        elif isinstance(cause, KeyboardInterrupt):
+            whys = ["stopped by Ctrl-C"]
+        else:
+            whys = [next(iter(str(cause).splitlines()), type(cause).__name__)]
+        self.problems = [Problem(f"stage {len(journey.stages) + 1}, {journey.at}: {why}") for why in whys]
+
+
 def run_journey(steps: int, seed: int, picture: Path, *, slurm: bool = False) -> Journey:
-    """Run all stages; every promise is in `promises`, kept or not. With `slurm`, `scheduled.why_not` has to be None."""
+    """Run all stages; every promise is in `promises`, kept or not. With `slurm`, `scheduled.why_not` has to be None.
+
+    StoppedError where not all stages could be run to their end.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="lustrain-rehearsal-") as name,
         LocalAws() as aws,
         LocalMetadata() as metadata,
-        images.prefetch_image_parts(),
+        nodes.begun(Path(name, "nodes")) as tuned,
+        images.begun(Path(name, "images")) as image,
     ):
         endpoints = {**aws.environment, **metadata.environment}
         # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.
@@ -73,14 +98,17 @@ def run_journey(steps: int, seed: int, picture: Path, *, slurm: bool = False) ->
         journey = Journey(steps, random.Random(seed), Path(name), environment, aws, metadata, slurm)
         try:
             bring_up(journey)
-            set_up_nodes(journey)
-            tokenize(journey)
-            reference(journey)
-            train_in_container(journey)
-            interrupt(journey)
+            with scheduled.begun(journey) as stack:
+                set_up_nodes(journey, tuned)
+                tokenize(journey)
+                reference(journey)
+                train_in_container(journey, image)
+                interrupt(journey, stack)
             prove(journey)
             plot_run(journey, picture)
             take_down(journey)
+        except BaseException as error:
+            raise StoppedError(journey, error) from error
         finally:
             journey.end_jobs()
         return journey
@@ -102,10 +130,15 @@ def bring_up(journey: Journey) -> None:
             journey.promise("a second preview changes nothing", provisioned.stable, provisioned.outcome)
 
 
-def set_up_nodes(journey: Journey) -> None:
-    """Tune nodes over SSH, replace one, verify all; without root only read this machine."""
-    with nodes.scenarios(journey.folder / "nodes") as scenarios:
-        run_scenarios(journey, scenarios)
+def set_up_nodes(journey: Journey, tuned: Future[list[nodes.Played]]) -> None:
+    """Tell how nodes were tuned over SSH, one replaced, all verified; without root only this machine was read."""
+    journey.at = "nodes"
+    with clock():
+        played = tuned.result()
+    for one in played:
+        with journey.stage(one.scenario.name, real=one.scenario.real, emulated=one.scenario.emulated) as stage:
+            stage["outcome"] = one.outcome
+            journey.promises += one.promises
 
 
 def tokenize(journey: Journey) -> None:
@@ -133,8 +166,8 @@ def reference(journey: Journey) -> None:
         )
 
 
-def train_in_container(journey: Journey) -> None:
-    """Build and push the image, and train the reference's first steps in it; without an engine, plan it."""
+def train_in_container(journey: Journey, image: images.Begun) -> None:
+    """Have the image built and pushed, and train the reference's first steps in it; without an engine, plan it."""
     run = images.Run(
         config=CONFIG,
         settings=journey.settings("container"),
@@ -147,33 +180,36 @@ def train_in_container(journey: Journey) -> None:
         tolerance=TOLERANCE,
         notice_s=NOTICE_S,
     )
-    with images.scenarios(journey.folder / "images", run) as scenarios:
-        run_scenarios(journey, scenarios)
+    run_scenarios(journey, image.scenarios(run))
+    image.done()
 
 
-def interrupt(journey: Journey) -> None:
+def interrupt(journey: Journey, stack: scheduled.StackSlurm | None) -> None:
     """Train the run that is interrupted twice, and look back at it."""
-    with ExitStack() as running:
-        lab = running.enter_context(scheduled.machines()) if journey.slurm else None
-        hosts = [node.address for node in lab.nodes[1:]] if lab else [LOOPBACK]
-        watching = watch(journey.folder / "watch", INTERRUPTED, hosts, 1 if lab else RANKS)
-        journey.watch = running.enter_context(watching)
+    hosts, ranks = (stack.hosts, 1) if stack else ([LOOPBACK], RANKS)
+    with watch(journey.folder / "watch", INTERRUPTED, hosts, ranks) as journey.watch:
+        other: list[LocalJob] = []
 
         def at_rest() -> None:
             copy_run(journey, INTERRUPTED, OTHER_WORLD)
+            # Slurm and new machines leave the cores time, the ranks of this machine none.
+            if stack:
+                other.append(journey.train(OTHER_WORLD, OTHER_RANKS))
 
-        if lab:
-            scheduled.train(journey, lab, at_rest)
+        if stack:
+            stack.train(at_rest)
         else:
             unscheduled.train(journey, at_rest)
-        resume_with_other_ranks(journey)
+        resume_with_other_ranks(journey, other)
         look_back(journey)
 
 
-def resume_with_other_ranks(journey: Journey) -> None:
-    title = f"resume from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
+def resume_with_other_ranks(journey: Journey, begun: list[LocalJob]) -> None:
+    beside = "; begun before a node was lost" if begun else ""
+    title = f"resume from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}{beside}"
     with journey.stage(title, real="verified load, resharding", emulated="S3") as stage:
-        stage["outcome"] = finish(journey, OTHER_WORLD, OTHER_RANKS)
+        job = begun[0] if begun else journey.train(OTHER_WORLD, OTHER_RANKS)
+        stage["outcome"] = finish(journey, OTHER_WORLD, job)
 
 
 def look_back(journey: Journey) -> None:

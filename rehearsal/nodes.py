@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,22 @@ class NodeTaskResult:
         return "; ".join([f"exit {self.status} after {self.seconds:.1f} s", *silent, *failed])
 
 
+@dataclass(frozen=True)
+class Played:
+    """A scenario that has run."""
+
+    scenario: Scenario
+    outcome: str
+    promises: list[Promise]
+
+
+@contextmanager
+def begun(folder: Path) -> Iterator[Future[list[Played]]]:
+    """Play all scenarios in the background, beside stages that wait for AWS; the context ends once they are over."""
+    with ThreadPoolExecutor(1, "nodes") as pool:
+        yield pool.submit(_play, folder)
+
+
 @contextmanager
 def scenarios(folder: Path) -> Iterator[list[Scenario]]:
     """Yield the stages that this machine can run; the nodes end with the context."""
@@ -100,6 +117,17 @@ def scenarios(folder: Path) -> Iterator[list[Scenario]]:
             Scenario("a node is lost; the blank one in its place tunes itself", REAL, SIMULATED, fleet.replace),
             Scenario("fab node-verify, and again once a node has lost its Lustre", REAL, SIMULATED, fleet.verify),
         ]
+
+
+def _play(folder: Path) -> list[Played]:
+    played: list[Played] = []
+    with scenarios(folder) as found:
+        for scenario in found:
+            began = time.monotonic()
+            outcome, promises = scenario.run()
+            beside = f"{time.monotonic() - began:.0f} s, beside the first stage"
+            played.append(Played(scenario, f"{outcome}; {beside}", promises))
+    return played
 
 
 class Fleet:
@@ -142,7 +170,6 @@ class Fleet:
         had = [path for path in OURS if node.exists(path)]
         write_group(node)
         self.copy_bundle(node)
-        print(f"   {node.name} is blank; its first boot runs", flush=True)
         booted = node.exec(*FIRST_BOOT, BUNDLE, f"{BUNDLE}/{AGENT}", check=False)
         own, theirs = tree(node), tree(like)
         differ = sorted(path for path in own.keys() | theirs.keys() if own.get(path) != theirs.get(path))
@@ -164,7 +191,6 @@ class Fleet:
         checks = before.verdicts(self.lab.nodes[-1].name)
         amiss = [f"{check} {status}" for check, status in checks.items() if status not in (Status.OK, Status.SKIPPED)]
         lost = self.lab.nodes[1]
-        print(f"   {lost.name} loses {MOUNT}", flush=True)
         lost.exec("umount", MOUNT, check=False)
         after = self.fab("node-verify")
         out = sorted(set(before.ready) - set(after.ready))

@@ -12,8 +12,9 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,28 +56,23 @@ def why_not() -> str | None:
     return engine_missing() or nodes.why_not() or slurm.why_not()
 
 
-def machines() -> Lab:
-    """Return a lab with a controller, a node for each rank, and their replacements; all are off until they are instances."""
+@contextmanager
+def begun(journey: Journey) -> Iterator[StackSlurm | None]:
+    """Begin to boot the stack's Slurm in the background, where the journey trains by it: on a lab with a controller, a node for
+    each rank, and their replacements, all off until they are instances."""
+    if not journey.slurm:
+        yield None
+        return
     count = 1 + RANKS + REPLACEMENTS
     folders = [str(ROOT), sys.prefix, sys.base_prefix]
-    return Lab(count, KIND, folders=folders, metadata=True, off=count)
-
-
-def train(journey: Journey, lab: Lab, at_rest: Callable[[], None]) -> None:
-    """Boot the stack's Slurm, and train on it through a notice and the loss of a node; `at_rest` is called when nothing trains
-    or writes the run."""
-    stack = StackSlurm(journey, lab)
-    stack.boot()
-    notice_at = stack.train_until_notice()
-    at_rest()
-    stack.lose_a_node(notice_at)
-    stack.report()
+    with Lab(count, KIND, folders=folders, metadata=True, off=count) as lab, ThreadPoolExecutor(1 + RANKS) as pool:
+        yield StackSlurm(journey, lab, pool)
 
 
 class StackSlurm:
     """The first node of the lab is the controller; the others become instances of the stack's group, in order."""
 
-    def __init__(self, journey: Journey, lab: Lab) -> None:
+    def __init__(self, journey: Journey, lab: Lab, pool: ThreadPoolExecutor) -> None:
         self._journey, self._lab = journey, lab
         self._slurm = Slurm(lab)
         self._store = journey.store(INTERRUPTED)
@@ -85,17 +81,30 @@ class StackSlurm:
         self._go = lab.shared / GO
         # The first evaluation after the latest step of a notice.
         self._hold_evaluation = -(-(journey.steps // 3) // EVALUATED_EVERY)
+        instances = [self._output("controller"), *instances_in_service(journey.cluster)]
+        pairs = zip(lab.nodes[: 1 + RANKS], instances, strict=True)
+        self._booted = [pool.submit(self._boot, *pair) for pair in pairs]
 
-    def boot(self) -> None:
-        """Boot the controller and the nodes of the group by the user data that the stack gave their instances."""
-        title = f"the stack's Slurm: a controller and {RANKS} nodes boot by their user data"
+    @property
+    def hosts(self) -> list[str]:
+        """Return the addresses of all machines that ranks may run on."""
+        return [node.address for node in self._lab.nodes[1:]]
+
+    def train(self, at_rest: Callable[[], None]) -> None:
+        """Train on it through a notice and the loss of a node; `at_rest` is called when nothing trains or writes the run."""
+        self.register()
+        notice_at = self.train_until_notice()
+        at_rest()
+        self.lose_a_node(notice_at)
+        self.report()
+
+    def register(self) -> None:
+        """Wait for the controller and the nodes of the group, which boot by the user data that the stack gave them."""
+        title = f"the stack's Slurm: a controller and {RANKS} nodes booted by their user data, beside the stages above"
         with self._journey.stage(title, real=REAL, emulated=EMULATED) as stage:
-            controller, *first = self._lab.nodes[: 1 + RANKS]
-            instances = [self._output("controller"), *instances_in_service(self._journey.cluster)]
-            with ThreadPoolExecutor(1 + RANKS) as pool:
-                booted = [pool.submit(self._boot, *pair) for pair in zip((controller, *first), instances, strict=True)]
-                for one in booted:
-                    one.result()
+            for booted in self._booted:
+                booted.result()
+            first = self._lab.nodes[1 : 1 + RANKS]
             states = self._slurm.wait({node.name: "idle" for node in first}, PATIENCE_S)
             figure = ", ".join(f"{name} {state}" for name, state in states.items())
             stage["outcome"] = figure

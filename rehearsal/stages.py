@@ -69,6 +69,8 @@ class Journey:
     provisioned: Provisioned | None = None
     stages: list[Stage] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
+    at: str = "start"
+    """The stage that is under way or was the last one."""
     jobs: list[LocalJob] = field(default_factory=list)
     started: dict[str, float] = field(default_factory=dict)
     """When each run was first started, in Unix seconds."""
@@ -119,6 +121,7 @@ class Journey:
     @contextmanager
     def stage(self, name: str, *, real: str, emulated: str) -> Iterator[dict[str, str]]:
         """Announce a stage, time it, and keep its line; the body fills in `outcome`."""
+        self.at = name
         print(f"\n── {len(self.stages) + 1}. {name}", flush=True)
         stage: dict[str, str] = {}
         began = time.monotonic()
@@ -162,8 +165,9 @@ def run_scenarios(journey: Journey, scenarios: Iterable[Scenario]) -> None:
             journey.promises += promises
 
 
-def finish(journey: Journey, name: str, ranks: int) -> str:
-    code = journey.train(name, ranks).wait()
+def finish(journey: Journey, name: str, job: LocalJob) -> str:
+    """Wait for the end of a job that trains the run of that name, and promise that the run is done; returns the outcome."""
+    code = job.wait()
     last = read_steps(journey.store(name))[-1]
     journey.promise(
         f"{name}: resumed and finished",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class RehearseFlags:
 @task("rehearse")
 def rehearse(flags: RehearseFlags) -> TaskResult:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
-    from rehearsal.journey import as_dict, run_journey
+    from rehearsal.journey import StoppedError, as_dict, run_journey
     from rehearsal.report import markdown, show
     from rehearsal.scheduled import why_not
 
@@ -43,7 +44,13 @@ def rehearse(flags: RehearseFlags) -> TaskResult:
     print(f"rehearsal with seed {seed}: {usual} minutes on two cores", flush=True)
     report = FOLDER / ("report-slurm.md" if flags.slurm else "report.md")
     picture = report.with_suffix(".png")
-    journey = run_journey(steps, seed, picture, slurm=flags.slurm)
+    try:
+        journey = run_journey(steps, seed, picture, slurm=flags.slurm)
+    except StoppedError as stopped:
+        if not stopped.expected:
+            traceback.print_exception(stopped.__cause__)
+        show(stopped.journey.stages, stopped.journey.promises)
+        return TaskResult([], as_dict(stopped.journey) | {"kept": False}, stopped.exit_code, stopped.problems)
     show(journey.stages, journey.promises)
     report.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
     print(f"report: {report}")

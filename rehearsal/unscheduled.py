@@ -81,7 +81,7 @@ def kill_all_ranks(journey: Journey, notice_at: int) -> None:
 def resume_run(journey: Journey) -> None:
     title = f"attempt 3: resume on new capacity, {RANKS} ranks, to the end"
     with journey.stage(title, real="verified load, resume", emulated="S3") as stage:
-        stage["outcome"] = finish(journey, INTERRUPTED, RANKS)
+        stage["outcome"] = finish(journey, INTERRUPTED, journey.train(INTERRUPTED, RANKS))
         if journey.watch:
             journey.watch.at_end()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -28,8 +32,8 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_an_engine_the_plan_is_shown_with_the_reason(
     no_engine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with images.scenarios(tmp_path / "images", run(tmp_path)) as scenarios:
-        (scenario,) = scenarios
+    with images.begun(tmp_path / "images") as image:
+        (scenario,) = image.scenarios(run(tmp_path))
         outcome, promises = scenario.run()
     assert outcome.startswith(WHY)
     assert promises == []
@@ -43,8 +47,8 @@ def test_where_everything_is_required_a_missing_engine_breaks_it(
     no_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
-    with images.scenarios(tmp_path / "images", run(tmp_path)) as scenarios:
-        _, (promise,) = scenarios[0].run()
+    with images.begun(tmp_path / "images") as image:
+        _, (promise,) = image.scenarios(run(tmp_path))[0].run()
     assert (promise.kept, promise.figure) == (False, WHY)
 
 
@@ -53,6 +57,45 @@ def test_with_the_users_engine_what_is_needed_besides_is_listed(
 ) -> None:
     monkeypatch.setattr(images, "reachable", lambda: {"DOCKER_HOST": "tcp://127.0.0.1:1"})
     monkeypatch.setattr(images.shutil, "which", lambda name: None if name == "mmdebstrap" else f"/usr/bin/{name}")
-    with images.scenarios(tmp_path / "images", run(tmp_path)) as (scenario,):
+    with images.begun(tmp_path / "images") as image:
+        (scenario,) = image.scenarios(run(tmp_path))
         outcome, _ = scenario.run()
     assert "there is no mmdebstrap" in outcome
+
+
+def test_failed_build_fails_its_stage_and_not_the_ones_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_engine(*_: object) -> NoReturn:
+        raise RuntimeError("dockerd did not start")
+
+    monkeypatch.setattr(images, "_why_not", lambda own: None)
+    monkeypatch.setattr(images, "_image_lab", no_engine)
+    with images.begun(tmp_path / "images") as image:
+        built, _ = image.scenarios(run(tmp_path))
+        with pytest.raises(RuntimeError, match="dockerd did not start"):
+            built.run()
+
+
+def test_journey_that_stops_takes_the_engine_from_a_build_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, gone = threading.Event(), threading.Event()
+
+    @contextmanager
+    def lab(*_: object) -> Iterator[None]:
+        yield
+        gone.set()
+
+    def build(_: object) -> NoReturn:
+        building.set()
+        assert gone.wait(300)
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(images, "_why_not", lambda own: None)
+    monkeypatch.setattr(images, "_image_lab", lab)
+    monkeypatch.setattr(images, "build", build)
+    with suppress(KeyboardInterrupt), images.begun(tmp_path / "images"):
+        assert building.wait(300)
+        raise KeyboardInterrupt
+    assert gone.is_set()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lustrain.problem import UserError
 from rehearsal import journey as journeys
 from rehearsal import tasks
 from rehearsal.proof import (
@@ -134,3 +137,44 @@ def test_a_broken_promise_is_exit_code_1(
     assert (answer.code, bool(answer.lines)) == (code, not kept)
     assert ("BROKEN" in (tmp_path / "report.md").read_text()) is not kept
     assert ("BROKEN" in capsys.readouterr().out) is not kept
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "code", "traced"),
+    [
+        (KeyboardInterrupt(), "stopped by Ctrl-C", 1, False),
+        (UserError("one line", 3), "one line", 3, False),
+        (RuntimeError("node2 ended\nwith a long log"), "node2 ended", 1, True),
+    ],
+)
+def test_rehearsal_that_ends_early_tells_what_it_judged(
+    error: BaseException,
+    why: str,
+    code: int,
+    traced: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def bring_up(journey: journeys.Journey) -> None:
+        with journey.stage("first", real="", emulated="") as stage:
+            stage["outcome"] = "done"
+            journey.promise("one", True, "figure")
+        with journey.stage("second", real="", emulated=""):
+            raise error
+
+    for place in ("LocalAws", "LocalMetadata"):
+        monkeypatch.setattr(journeys, place, lambda: nullcontext(SimpleNamespace(environment={})))
+    for room in (journeys.nodes, journeys.images):
+        monkeypatch.setattr(room, "begun", nullcontext)
+    monkeypatch.setattr(journeys, "bring_up", bring_up)
+    monkeypatch.setattr(tasks, "FOLDER", tmp_path)
+    answer = tasks.rehearse.body.__wrapped__(tasks.RehearseFlags(json=True))
+    assert (answer.code, answer.problems) == (code, [f"stage 2, second: {why}"])
+    assert [promise["claim"] for promise in answer.data["promises"]] == ["one"]
+    assert [stage["name"] for stage in answer.data["stages"]] == ["first"]
+    assert answer.data["kept"] is False
+    said = capsys.readouterr()
+    assert "figure" in said.out
+    assert ("Traceback" in said.err) is traced
+    assert not (tmp_path / "report.md").exists()

@@ -26,6 +26,7 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
         (lambda: TaskResult(["a", "b"], {"n": 1}), "a\nb\n", {"n": 1}, None, 0),
         (lambda: TaskResult(["a"], [1], DIFFERS), "a\n", [1], None, DIFFERS),
         (lambda: TaskResult(["a"], [1], FAILED, ["bad", "worse"]), "a\n", None, "bad\nworse", FAILED),
+        (lambda: TaskResult(["a"], {"n": 1}, FAILED, ["bad"]), "a\n", {"n": 1}, "bad", FAILED),
         (raising(UserError(["one", "two", "three"], UNREACHABLE)), "", None, "one\ntwo\nthree", UNREACHABLE),
         (raising(FileNotFoundError(2, "No such file", "/nowhere")), "", None, "/nowhere: No such file", FAILED),
         (raising(OSError(28, "No space left on device")), "", None, "this machine: No space left on device", FAILED),
@@ -50,7 +51,7 @@ def test_a_task_ends_with_its_answer_or_with_all_its_problems(
     found = capsys.readouterr().out
     assert (ended, printed or None) == (code, message)
     if as_json:
-        wanted = data if message is None else {"error": message.splitlines(), "exit_code": code}
-        assert json.loads(found) == wanted
+        refused = {} if message is None else {"error": message.splitlines(), "exit_code": code}
+        assert json.loads(found) == (data if message is None else {**(data or {}), **refused})
     else:
         assert found == out
