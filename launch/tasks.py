@@ -61,8 +61,7 @@ def sweep(flags: SweepFlags, context: Any) -> TaskResult:
     every, folder = backends.load_all(), Path.cwd()
     plan = (plan_sweep if flags.search is None else plan_search)(flags, cluster, every, folder, _image(flags.image))
     name = plan.backend
-    # Of all points alike: they differ in settings, not in flags.
-    in_turn = every[name].supervised_by_caller or (every[name].supervises_ranges and "-" in flags.nodes)
+    in_turn = isinstance(plan, SearchPlan) or plan.requests[0].supervised_by_caller
     if at_once is not None and in_turn:
         why = f"only valid with a scheduler: on {name} the points are trained in turn"
         raise UserError(problem("--at-once", at_once, why, fix="leave it out"))
@@ -239,9 +238,16 @@ def stop(flags: StopFlags) -> TaskResult:
     store.put(STOP, body)
     request = runs.read_record(store, REQUEST) or {}
     own_uri = str(request.get("stop_uri") or "")
+    refused: UserError | None = None
     if own_uri and own_uri != f"{request.get('run')}/{STOP}":
         folder, _, name = own_uri.rpartition("/")
-        open_store(folder, name="interrupt.stop_uri").put(name, body)
+        try:
+            open_store(folder, name="interrupt.stop_uri").put(name, body)
+        except UserError as error:
+            if not flags.now:
+                raise
+            # Its job is cancelled all the same: its ranks would go on.
+            refused = error
     lines = [f"{store.uri}: stop requested: the run will save and exit"]
     cancelled: list[str] = []
     if flags.now:
@@ -250,10 +256,16 @@ def stop(flags: StopFlags) -> TaskResult:
         if backend is None:
             lines.append(f"nothing is cancelled: there is no backend {name} here")
         else:
-            cancelled = backend.cancel(runs.registered_uri(request, store), runs.read_jobs(store).get(name))
+            try:
+                cancelled = backend.cancel(runs.registered_uri(request, store), runs.read_jobs(store).get(name))
+            except UserError as error:
+                if refused:
+                    raise UserError([*refused.problems, *error.problems], error.exit_code) from error
+                raise
             lines.append(f"cancelled: {', '.join(cancelled)}" if cancelled else "nothing is cancelled: it has no job")
     lines.append(f"next: fab status {store.uri}")
-    return TaskResult(lines, {"run": store.uri, "now": flags.now, "cancelled": cancelled})
+    data = {"run": store.uri, "now": flags.now, "cancelled": cancelled}
+    return TaskResult(lines, data, refused.exit_code, refused.problems) if refused else TaskResult(lines, data)
 
 
 def _open(flags: StatusFlags | ReportFlags | LogsFlags | StopFlags) -> ObjectStore:

@@ -58,7 +58,9 @@ def memory(work: Work, strategy: Strategy, kernels: Kernels = CUDA) -> Memory:
     parts = strategy.shard * strategy.tensor
     held = 4 * work.parameters // parts
     gradients = held
-    if not strategy.uses_fsdp and strategy.replicate > 1 and not work.bucket_views:
+    # Earlier micro-batches add up in gradients of their own; only the last one's backward makes them views of DDP's buckets.
+    beside_buckets = not work.bucket_views or work.micro_batches > strategy.data_ranks
+    if not strategy.uses_fsdp and strategy.replicate > 1 and beside_buckets:
         gradients += held
     activations = _Activations(work, strategy, kernels)
     kept, loss = activations.kept, activations.loss
@@ -102,7 +104,11 @@ class _Loss:
 
 
 class _Activations:
-    """Bytes that one micro-batch takes on a GPU; with tensor parallelism each holds its part of the sequence or the width."""
+    """Bytes that one micro-batch takes on a GPU.
+
+    With tensor parallelism each GPU holds its part of the sequence or of the width, but for what `trainer.tasks.models.llama`'s
+    `tensor_plan` makes whole: the input of matrix products is gathered from all positions, and kept so for backward.
+    """
 
     def __init__(self, work: Work, strategy: Strategy, kernels: Kernels) -> None:
         self._work, self._kernels, self._tensor = work, kernels, strategy.tensor
@@ -142,26 +148,37 @@ class _Activations:
         copied = e < 4 and (self._residual == 4 or self._kernels.norm_returns_fp32)
         inputs = (5 if copied else 2) * e * self._width
         attention = e * (self._width + 2 * tokens * work.kv_width) + self._attention_output()
-        return self._part(2 * self._norm() + inputs + attention + 4 * e * tokens * work.shape.hidden)
+        return self._part(2 * self._norm() + attention + 4 * e * tokens * work.shape.hidden) + inputs
 
     def _selective(self) -> int:
-        """Attention and every second matrix product: query, value, gate, down (`trainer.step.recompute`)."""
+        """Attention and every second matrix product: query, value, gate, down (`trainer.step.recompute`).
+
+        Each tensor rank's product of `down` has the whole width, before the ranks' are summed.
+        """
         work, e = self._work, self._bytes
-        products = e * work.tokens * (2 * work.shape.width + work.kv_width + work.shape.hidden)
-        return self._part(self._residual * self._width + products + self._attention_output())
+        products = e * work.tokens * (work.shape.width + work.kv_width + work.shape.hidden)
+        down = e * self._width
+        return self._part(self._residual * self._width + products + self._attention_output()) + down
 
     @property
     def loss(self) -> _Loss:
-        """Logits are fp32 in the loss: their logarithms are kept, and two gradients of that size exist beside them."""
+        """Logits are fp32 in the loss: their logarithms are kept, and two gradients of that size exist beside them.
+
+        Over tensor ranks three do: backward is made of operations, one for the classes' probabilities, of which each makes a
+        tensor (`_nll_loss_and_log_softmax_backward`,
+        https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/tensor/parallel/loss.py).
+        """
         work, e = self._work, self._bytes
-        norm = self._norm() + e * self._width
+        kept = self._part(self._norm()) + e * self._width
+        gradients = 2 if self._tensor == 1 else 3
         if self.in_chunks:
             logits, head = 4 * work.loss_chunk * work.shape.vocab_size, work.shape.vocab_size * work.shape.width
             # Each chunk casts the output layer anew and adds to its fp32 gradient.
             copy = e * head if e < 4 else 0
-            return _Loss(self._part(norm), self._part(2 * logits), self._part(3 * logits + 4 * head + copy))
+            working = (1 + gradients) * logits + 4 * head + copy
+            return _Loss(kept, self._part(2 * logits), self._part(working))
         logits = 4 * work.tokens * work.shape.vocab_size
-        return _Loss(self._part(norm + logits), self._part(logits), self._part(2 * logits))
+        return _Loss(kept + self._part(logits), self._part(logits), self._part(gradients * logits))
 
 
 def _autocast_copies(work: Work, strategy: Strategy) -> tuple[int, int]:

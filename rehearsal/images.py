@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 from images.build import answers, make
 from images.build.engine import facts
@@ -81,9 +83,11 @@ class Begun:
     def __init__(self, folder: Path, *, own: bool, reason: str | None) -> None:
         self._folder, self._own, self.reason = folder, own, reason
         self._running = ExitStack()
+        self._stopped = Event()
         self._pool = ThreadPoolExecutor(1, "image")
-        self._work = None if reason else self._pool.submit(self._build)
+        self._ended: Future[None] | None = None
         self.lab: ImageLab | None = None
+        self._work = None if reason else self._pool.submit(self._build)
 
     def scenarios(self, run: Run) -> list[Scenario]:
         """Return the stages that this machine can run."""
@@ -104,17 +108,26 @@ class Begun:
 
     def done(self) -> None:
         """Begin to end what runs for the build: an engine of our own has half a million files to take away."""
-        self._pool.submit(self._running.close)
+        self._ended = self._pool.submit(self._running.close)
 
     def end(self, *, at_once: bool = False) -> None:
-        """End what runs for the build, once that is over or `at_once`: it then fails, as its engine is gone."""
-        if at_once:
+        """End what runs for the build, once that is over or `at_once`: it then fails, as its engine is gone. Raises what failed
+        in that, also since `done`."""
+        try:
+            if at_once:
+                self._stopped.set()
+                self._running.close()
+        finally:
+            self._pool.shutdown()
             self._running.close()
-        self._pool.shutdown()
-        self._running.close()
+        if self._ended:
+            self._ended.result()
 
     def _build(self) -> tuple[str, list[Promise]]:
         self.lab = self._running.enter_context(_image_lab(self._folder, self._own))
+        # While the engine came up, there was nothing yet that `end` could take from a build.
+        if self._stopped.is_set():
+            raise RuntimeError("the journey has stopped")
         return build(self.lab)
 
 
@@ -128,7 +141,11 @@ def begun(folder: Path) -> Iterator[Begun]:
     try:
         yield work
     except BaseException:
-        work.end(at_once=True)
+        try:
+            work.end(at_once=True)
+        except (OSError, RuntimeError) as error:
+            # Why the journey has stopped is what its user has to know first; an engine that Ctrl-C reached does not answer.
+            print(f"   after the image's build: {error}", file=sys.stderr, flush=True)
         raise
     work.end()
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import dirname
+from threading import Event
 from typing import Any
 
 from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, gathered
@@ -96,9 +97,15 @@ class Played:
 
 @contextmanager
 def begun(folder: Path) -> Iterator[Future[list[Played]]]:
-    """Play all scenarios in the background, beside stages that wait for AWS; the context ends once they are over."""
+    """Play all scenarios in the background, beside stages that wait for AWS. The context ends once they are over, or, where it
+    fails, once the one under way is."""
+    stopped = Event()
     with ThreadPoolExecutor(1, "nodes") as pool:
-        yield pool.submit(_play, folder)
+        try:
+            yield pool.submit(_play, folder, stopped)
+        except BaseException:
+            stopped.set()
+            raise
 
 
 @contextmanager
@@ -119,10 +126,12 @@ def scenarios(folder: Path) -> Iterator[list[Scenario]]:
         ]
 
 
-def _play(folder: Path) -> list[Played]:
+def _play(folder: Path, stopped: Event) -> list[Played]:
     played: list[Played] = []
     with scenarios(folder) as found:
         for scenario in found:
+            if stopped.is_set():
+                break
             began = time.monotonic()
             outcome, promises = scenario.run()
             beside = f"{time.monotonic() - began:.0f} s, beside the first stage"

@@ -63,6 +63,7 @@ def begun(journey: Journey) -> Iterator[StackSlurm | None]:
     if not journey.slurm:
         yield None
         return
+    journey.at = "machines for the stack's Slurm"
     count = 1 + RANKS + REPLACEMENTS
     folders = [str(ROOT), sys.prefix, sys.base_prefix]
     with Lab(count, KIND, folders=folders, metadata=True, off=count) as lab, ThreadPoolExecutor(1 + RANKS) as pool:

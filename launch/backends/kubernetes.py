@@ -91,8 +91,6 @@ class KubernetesOptions:
     """Taints of the nodes: key and effect."""
     claims: tuple[tuple[str, str], ...]
     """Path in the pod, and the claim that is mounted there."""
-    supervised: bool = False
-    """Whether it is a run of N to M nodes, which has pods and no Job."""
 
     @property
     def devices(self) -> dict[str, int]:
@@ -125,8 +123,7 @@ class KubernetesBackend:
         if target.spare_nodes:
             fix = "leave it out: every other node of the group takes a lost one's place"
             problems.append(problem("--spare", flags.spare, "only valid with --on slurm", fix=fix))
-        low, _, high = flags.nodes.partition("-")
-        supervised = bool(high) and low != high
+        supervised = len({int(size) for size in re.findall("[0-9]+", flags.nodes)}) > 1
         if supervised and flags.queue is not None:
             fix = "give one number of nodes, or leave the queue out"
             problems.append(problem("--queue", flags.queue, "Kueue admits a run of one size", fix=fix))
@@ -152,12 +149,11 @@ class KubernetesBackend:
             labels=tuple(group.labels.items()) if group else (),
             tolerated=tuple((taint.key, taint.effect) for taint in group.taints) if group else (),
             claims=tuple(defaults.claims.items()),
-            supervised=supervised,
         )
 
     def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
         command = ("kubectl", f"--namespace={request.options.namespace}", "create", "--filename=-")
-        if not request.options.supervised:
+        if not request.supervised_by_caller:
             return LaunchPlan(command, {OBJECTS: manifest(request, environ)})
         # Which nodes have room is not known before the API server answers.
         names = [f"node{index}" for index in range(request.policy.max_nodes)]
@@ -165,7 +161,7 @@ class KubernetesBackend:
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         check_and_free_name(plan.files[OBJECTS], request, resume=resume)
-        if request.options.supervised:
+        if request.supervised_by_caller:
             refuse_too_few(request)
 
     def submit(
@@ -174,7 +170,7 @@ class KubernetesBackend:
         options: KubernetesOptions = request.options
         job = {"job": request.name, "namespace": options.namespace, "context": options.context}
         data = {"run": request.run, "job": request.name, "namespace": options.namespace}
-        if options.supervised:
+        if request.supervised_by_caller:
             runs.save_job(store, request.backend, job | {"supervised": True})
             end = supervise_run(request, store, os.environ)
             return Submission(
@@ -252,7 +248,7 @@ def objects(request: RunRequest, environ: Mapping[str, str]) -> list[dict[str, A
 
 def service(request: RunRequest) -> dict[str, Any]:
     """Return the headless Service by which pods have names."""
-    name, supervised = request.name, request.options.supervised
+    name, supervised = request.name, request.supervised_by_caller
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -410,7 +406,7 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
             raise UserError(problem("--name", request.name, why, fix="go on with the run: --resume"))
     if job and not _has_ended(job):
         raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
-    if own_service and not options.supervised:
+    if own_service and not request.supervised_by_caller:
         selector = f"{RUN_NAME}={request.name}"
         if any(pod["status"].get("phase") in LIVE for pod in _pods(selector, options.namespace, options.context)):
             raise UserError(problem("--resume", request.name, "its pods still run", fix="`fab stop` it first"))
@@ -420,7 +416,7 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
     for item in manifest["items"]:
         item["metadata"]["name"] = f"{request.name}-check"
     kubectl(options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest))
-    if job or (own_service and not options.supervised):
+    if job or (own_service and not request.supervised_by_caller):
         delete(request.name, options.namespace, options.context, pods=own_service is not None)
 
 
@@ -489,7 +485,9 @@ def refuse_too_few(request: RunRequest) -> None:
 
 def pod_needs(request: RunRequest) -> PodNeeds:
     options: KubernetesOptions = request.options
-    return PodNeeds(request.name, dict(options.labels), frozenset(options.tolerated), options.devices)
+    return PodNeeds(
+        request.name, options.namespace, dict(options.labels), frozenset(options.tolerated), options.devices
+    )
 
 
 def supervise_run(request: RunRequest, store: ObjectStore, environ: Mapping[str, str]) -> Stop:

@@ -36,7 +36,7 @@ def _fix(error: str, namespace: str) -> str:
         "service account": "kubectl create serviceaccount, or another kubernetes.service_account in the Cluster",
         "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
         "context": "kubectl config get-contexts lists them",
-        "Forbidden": "ask for the right to create jobs and services in this namespace",
+        "Forbidden": "ask for this right; kubectl auth can-i --list shows those that are given",
         "onnect": "is the cluster up? kubectl cluster-info",
     }
     return next((fix for word, fix in known.items() if word in error), "look at the object: fab train … --dry")

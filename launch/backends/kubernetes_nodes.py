@@ -21,6 +21,8 @@ class PodNeeds:
 
     name: str
     """The run's."""
+    namespace: str
+    """The run's: another one may have a run of this name."""
     labels: Mapping[str, str]
     tolerated: frozenset[tuple[str, str]]
     """Taints: key and effect."""
@@ -35,11 +37,17 @@ def left_out(nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any
         # One that has ended holds nothing: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-phase
         if pod["spec"].get("nodeName") and pod["status"].get("phase") not in ("Succeeded", "Failed"):
             by_node.setdefault(pod["spec"]["nodeName"], []).append(pod)
-    return {
-        node["metadata"]["name"]: _why_not(node, by_node.get(node["metadata"]["name"], ()), needs)
-        for node in nodes
-        if needs.labels.items() <= node["metadata"].get("labels", {}).items()
-    }
+    found: dict[str, str] = {}
+    hosts: dict[str, str] = {}
+    for node in nodes:
+        name = node["metadata"]["name"]
+        if needs.labels.items() <= node["metadata"].get("labels", {}).items():
+            found[name] = _why_not(node, by_node.get(name, ()), needs)
+            # Two pods of one host name would be one to the ranks that look for the first.
+            other = hosts.setdefault(name.partition(".")[0], name)
+            if other != name:
+                found[name] = f"its name is that of {other} up to the first dot"
+    return found
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
@@ -59,7 +67,8 @@ def _why_not(node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], needs: 
         if taint["effect"] in _REPELS and taint["key"] not in _BUILT_IN and not tolerated:
             return f"its taint {taint['key']}:{taint['effect']} is not tolerated"
     for pod in pods:
-        if pod["metadata"].get("labels", {}).get(RUN_NAME) == needs.name:
+        about = pod["metadata"]
+        if about["namespace"] == needs.namespace and about.get("labels", {}).get(RUN_NAME) == needs.name:
             return f"pod {pod['metadata']['name']} of the run is still there"
     for device, needed in needs.devices.items():
         total = _count(node["status"].get("allocatable", {}).get(device, "0"))

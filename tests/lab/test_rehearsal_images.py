@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -99,3 +99,58 @@ def test_journey_that_stops_takes_the_engine_from_a_build_under_way(
         assert building.wait(300)
         raise KeyboardInterrupt
     assert gone.is_set()
+
+
+def test_journey_that_stops_while_the_engine_comes_up_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming, stopped = threading.Event(), threading.Event()
+    gone, built = threading.Event(), threading.Event()
+
+    @contextmanager
+    def lab(*_: object) -> Iterator[None]:
+        coming.set()
+        assert stopped.wait(300)
+        yield
+        gone.set()
+
+    def close(stack: ExitStack) -> None:
+        stack.__exit__(None, None, None)
+        stopped.set()
+
+    monkeypatch.setattr(images, "_why_not", lambda own: None)
+    monkeypatch.setattr(images, "_image_lab", lab)
+    monkeypatch.setattr(images, "build", lambda _: built.set())
+    monkeypatch.setattr(images.ExitStack, "close", close)
+    with suppress(KeyboardInterrupt), images.begun(tmp_path / "images"):
+        assert coming.wait(300)
+        raise KeyboardInterrupt
+    assert (gone.is_set(), built.is_set()) == (True, False)
+
+
+@pytest.mark.parametrize(("stopped", "raised"), [(False, RuntimeError), (True, KeyboardInterrupt)])
+def test_engine_that_cannot_be_removed_is_told_at_the_end(
+    stopped: bool,
+    raised: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def lab(*_: object) -> Iterator[None]:
+        yield
+        raise RuntimeError("its folder is busy")
+
+    def journey() -> None:
+        with images.begun(tmp_path / "images") as image:
+            image.scenarios(run(tmp_path))[0].run()
+            if stopped:
+                raise KeyboardInterrupt
+            image.done()
+
+    monkeypatch.setattr(images, "_why_not", lambda own: None)
+    monkeypatch.setattr(images, "_image_lab", lab)
+    monkeypatch.setattr(images, "build", lambda _: ("built", []))
+    with pytest.raises(raised):
+        journey()
+    assert ("its folder is busy" in capsys.readouterr().err) is stopped

@@ -17,7 +17,7 @@ from lustrain.problem import FAILED, UNREACHABLE, UserError
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 
 GPU = "nvidia.com/gpu"
-NEEDS = PodNeeds("first", {"group": "train"}, frozenset({(GPU, "NoSchedule")}), {GPU: 8})
+NEEDS = PodNeeds("first", "default", {"group": "train"}, frozenset({(GPU, "NoSchedule")}), {GPU: 8})
 SILENT_AFTER_S = RENEW_S + 10
 NOTICE_S = 40.0
 
@@ -28,7 +28,14 @@ def node(name: str, *, ready: str = "True", gpus: str = "8", group: str = "train
 
 
 def pod(
-    on: str, gpus: int, *, phase: str = "Running", run: str = "", first: int = 0, sidecar: int = 0
+    on: str,
+    gpus: int,
+    *,
+    phase: str = "Running",
+    run: str = "",
+    first: int = 0,
+    sidecar: int = 0,
+    namespace: str = "default",
 ) -> dict[str, Any]:
     def container(count: int, **more: str) -> dict[str, Any]:
         return {"resources": {"requests": {GPU: str(count)}}, **more}
@@ -36,7 +43,8 @@ def pod(
     before = [container(sidecar, restartPolicy="Always"), container(first)]
     spec = {"nodeName": on, "containers": [container(gpus)], "initContainers": before}
     labels = {RUN_NAME: run} if run else {}
-    return {"metadata": {"name": f"{run or 'other'}-1-0", "labels": labels}, "spec": spec, "status": {"phase": phase}}
+    about = {"name": f"{run or 'other'}-1-0", "namespace": namespace, "labels": labels}
+    return {"metadata": about, "spec": spec, "status": {"phase": phase}}
 
 
 def taint(effect: str, key: str = GPU) -> dict[str, str]:
@@ -62,6 +70,7 @@ def taint(effect: str, key: str = GPU) -> dict[str, str]:
         (node("n", gpus="0"), [], f"0 of its 0 {GPU} are free, and 8 are needed"),
         (node("n", gpus="16"), [pod("n", 0, run="first")], "pod first-1-0 of the run is still there"),
         (node("n", gpus="16"), [pod("n", 0, run="second")], ""),
+        (node("n", gpus="16"), [pod("n", 0, run="first", namespace="others")], ""),
     ],
 )  # fmt: skip
 def test_node_has_room_if_a_pod_of_the_run_could_start(nodes: Any, pods: list[Any], why: str) -> None:
@@ -70,6 +79,11 @@ def test_node_has_room_if_a_pod_of_the_run_could_start(nodes: Any, pods: list[An
 
 def test_nodes_without_the_labels_are_no_nodes_of_the_run() -> None:
     assert left_out([node("n"), node("m", group="other")], [], NEEDS) == {"n": ""}
+
+
+def test_nodes_of_one_host_name_are_one_node_of_the_run() -> None:
+    found = left_out([node("n.a"), node("n.b"), node("m.b")], [], NEEDS)
+    assert [name for name, why in found.items() if not why] == ["n.a", "m.b"]
 
 
 @dataclass
@@ -117,7 +131,7 @@ class Server:
         labels = {RUN_NAME: "first", LAUNCH: str(number)}
         return json.dumps([
             {
-                "metadata": {"name": f"first-{number}-{index}", "labels": labels},
+                "metadata": {"name": f"first-{number}-{index}", "namespace": "default", "labels": labels},
                 "spec": {"nodeName": name, "containers": []},
                 "status": {"phase": "Running"},
             }
@@ -251,6 +265,23 @@ def test_pods_that_were_not_all_created_are_taken_away(server: Server) -> None:
     server.errors = [UserError("kubectl: exceeded quota", FAILED)]
     assert executor.run_launch(1, ["n1", "n2"], never) == EXIT_PEERS
     assert not server.pods
+
+
+def test_launch_ends_where_pods_are_not_to_be_deleted(server: Server) -> None:
+    """A user without that right has no pods either: the launch must not be followed for ever."""
+    forbidden = UserError("kubectl: pods is forbidden: cannot delete", FAILED)
+
+    def kubectl(*words: str, text: str = "", namespace: str = "") -> str:
+        if words[0] == "delete":
+            assert server.now < UNPLACED_S
+            raise forbidden
+        return server.kubectl(*words, text=text, namespace=namespace)
+
+    executor = KubernetesExecutor(
+        kubectl, NEEDS, server.manifest, lambda number, nodes: None, NOTICE_S, 200.0, server.log.append,
+        lambda: server.now, server.sleep,
+    )  # fmt: skip
+    assert executor.run_launch(1, ["n1", "n2"], never) == EXIT_PEERS
 
 
 @pytest.mark.parametrize(

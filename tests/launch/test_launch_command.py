@@ -335,6 +335,21 @@ def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
     assert (tmp_path / "cancelled").exists() is cancelled
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("squeue", "cancelled"), [(SILENT, False), ('echo "7|RUNNING|None|$PWD/first"', True)])
+def test_stop_now_cancels_where_its_own_stop_file_is_refused(tmp_path: Path, squeue: str, cancelled: bool) -> None:
+    recorded(tmp_path)
+    (tmp_path / "stops").rmdir()
+    (tmp_path / "stops").write_text("")
+    plant(tmp_path / "bin", "squeue", squeue)
+    plant(tmp_path / "bin", "scancel", f"touch {tmp_path}/cancelled")
+    done = fab(tmp_path, "stop", "first", "--now")
+    assert done.returncode != 0, done.stdout
+    assert "interrupt.stop_uri" in done.stderr
+    assert ("squeue" in done.stderr) is not cancelled
+    assert (tmp_path / "cancelled").exists() is cancelled
+
+
 @pytest.mark.parametrize(
     ("sacct", "told"),
     [

@@ -361,7 +361,8 @@ def test_what_no_job_of_kubernetes_can_be_is_one_line(tmp_path: Path, flags: dic
 
 
 def test_run_of_one_size_is_left_to_its_job_others_are_supervised(tmp_path: Path) -> None:
-    assert not on_kubernetes(tmp_path, nodes="2-2").supervised_by_caller
+    for one_size in ("2-2", "2-02"):
+        assert not on_kubernetes(tmp_path, nodes=one_size, queue="q").supervised_by_caller
     request = on_kubernetes(tmp_path, nodes="2-4")
     assert (request.supervised_by_caller, request.policy.min_nodes, request.policy.max_nodes) == (True, 2, 4)
 

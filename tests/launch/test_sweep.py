@@ -396,6 +396,25 @@ def test_held_jobs_are_named_once_with_their_fix(tmp_path: Path, monkeypatch: py
     assert status.lines(found)[4:] == ["job 7 is held (paper jam); fix: pull; so are 1 more"]
 
 
+def test_table_is_shown_where_the_queue_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Silent(ArrayQueueBackend):
+        def held_jobs(self, sweep: str, runs: Sequence[str]) -> dict[str, HeldJob]:
+            raise UserError("the queue does not answer")
+
+    backend = Silent()
+    monkeypatch.setitem(backends.MODULES, "printer", "tests.launch.test_backends")
+    monkeypatch.setattr("tests.launch.test_backends.BACKEND", backend)
+    plan = planned(tmp_path)
+    begin(plan, backend)
+    capsys.readouterr()
+    tasks.sweep_status(Context(), sweep=plan.uri, json=True)
+    printed = capsys.readouterr()
+    assert [row["held"] for row in json.loads(printed.out)["points"]] == [None] * 3
+    assert printed.err.count("does not answer") == 1
+
+
 @pytest.mark.parametrize(("code", "outcome"), [(EXIT_DONE, status.DONE), (EXIT_CONFIG, status.ENDED_EARLY)])
 def test_outcome_without_a_journal_is_that_of_the_events(
     tmp_path: Path, queue: QueueBackend, code: int, outcome: str

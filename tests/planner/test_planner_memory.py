@@ -80,16 +80,36 @@ def test_activations_of_whole_models_are_what_autograd_keeps(preset: str) -> Non
 
 
 def test_shards_divide_the_state_and_replicas_do_not() -> None:
-    work = Work(shape_of("8b"), 4096, 64, 1, 0, BF16)
+    work = Work(shape_of("8b"), 4096, 16, 1, 0, BF16)
     whole, fsdp, hsdp = (memory(work, one).state for one in (Strategy(16, 1), Strategy(1, 16), Strategy(2, 8)))
     assert whole == pytest.approx(16 * work.parameters, rel=1e-6)
     assert fsdp == pytest.approx(whole / 16, rel=1e-6)
     assert hsdp == pytest.approx(whole / 8, rel=1e-6)
 
 
-def test_buckets_without_views_hold_gradients_twice() -> None:
-    work = Work(shape_of("1b"), 2048, 64, 1, 0, BF16, bucket_views=False)
-    assert memory(work, Strategy(8, 1)).gradients == 8 * work.parameters
+@pytest.mark.parametrize(("micro_batches", "views", "copies"), [(8, True, 1), (8, False, 2), (16, True, 2)])
+def test_ddp_holds_gradients_beside_its_buckets(micro_batches: int, views: bool, copies: int) -> None:
+    """Without views always, with them while micro-batches add up."""
+    work = Work(shape_of("1b"), 2048, micro_batches, 1, 0, BF16, bucket_views=views)
+    assert memory(work, Strategy(8, 1)).gradients == copies * 4 * work.parameters
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_tensor_ranks_divide_no_inputs_of_products(recompute: Recompute) -> None:
+    """What is gathered from all positions is kept whole, and of `selective` the product that is summed over the ranks."""
+    work = Work(shape_of("8b", 2), 4096, 2, 1, 0, BF16)
+    width = work.compute_bytes * work.tokens * work.shape.width
+    four, eight = (memory(work, Strategy(1, 1, tensor, recompute), CPU).activations for tensor in (4, 8))
+    # Of each block the input of attention and that of the feed-forward part, and that of the output layer.
+    whole = {"none": 2 * 2, "selective": 2, "full": 0}[recompute] + 1
+    assert 2 * eight - four == pytest.approx(whole * width, abs=1024)
+
+
+def test_loss_over_tensor_ranks_has_three_gradients() -> None:
+    work = Work(shape_of("1b", 1), 2048, 2, 1)
+    whole, halved = (memory(work, one, CPU).working for one in (Strategy(1, 1), Strategy(1, 1, 2)))
+    logits = 4 * work.tokens * work.shape.vocab_size
+    assert (whole, halved) == (2 * logits, 3 * logits // 2)
 
 
 def test_cuda_keeps_less_of_norms_than_the_cpu() -> None:

@@ -187,6 +187,11 @@ SCENES = (
         ("tests/trainer/test_meshes.py",),
     ),
     Scene(
+        "planner",
+        "ranks that train on one to four processes: what each holds at its peak; a rank is killed 18 times: its goodput",
+        ("tests/planner/test_planner_real_kills.py", "tests/planner/test_planner_real_memory.py"),
+    ),
+    Scene(
         "faults",
         "ranks, S3 server, metadata service: notices, damage, full disks, failing stores",
         (

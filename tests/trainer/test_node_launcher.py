@@ -262,6 +262,13 @@ def test_slurms_node_is_counted_by_its_name_in_the_roster(
     assert caught.value.problems[0].startswith(f"--node-rank = {rank}: ")
 
 
+def test_a_pod_of_a_job_is_counted_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "7")
+    with pytest.raises(UserError) as caught:
+        main(["--nnodes", "1", "--master", "localhost:29500", "--", "train", "x.toml"])
+    assert caught.value.problems[0].startswith("--node-rank = 7: ")
+
+
 def test_a_port_that_is_taken_is_one_line_and_a_failure() -> None:
     with socket.create_server(("", 0)) as taken:
         master = f"localhost:{taken.getsockname()[1] - 1}"

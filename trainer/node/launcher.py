@@ -129,7 +129,7 @@ def _scheduler_index(roster: str) -> int | None:
     By its name where the roster has it: Slurm counts dynamic nodes in the order of their registration, and squeue sorts them.
     """
     names, name = roster.split(","), os.environ.get("SLURMD_NODENAME", "")
-    return names.index(name) if name in names else _scheduler_number("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+    return names.index(name) if name and name in names else _scheduler_number("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def flags() -> argparse.ArgumentParser:
