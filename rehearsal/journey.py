@@ -130,15 +130,12 @@ def bring_up(journey: Journey) -> None:
             journey.promise("a second preview changes nothing", provisioned.stable, provisioned.outcome)
 
 
-def set_up_nodes(journey: Journey, tuned: Future[list[nodes.Played]]) -> None:
+def set_up_nodes(journey: Journey, tuned: Future[list[nodes.Scenario]]) -> None:
     """Tell how nodes were tuned over SSH, one replaced, all verified; without root only this machine was read."""
     journey.at = "nodes"
     with clock():
-        played = tuned.result()
-    for one in played:
-        with journey.stage(one.scenario.name, real=one.scenario.real, emulated=one.scenario.emulated) as stage:
-            stage["outcome"] = one.outcome
-            journey.promises += one.promises
+        over = tuned.result()
+    run_scenarios(journey, over)
 
 
 def tokenize(journey: Journey) -> None:
@@ -188,13 +185,14 @@ def interrupt(journey: Journey, stack: scheduled.StackSlurm | None) -> None:
     """Train the run that is interrupted twice, and look back at it."""
     hosts, ranks = (stack.hosts, 1) if stack else ([LOOPBACK], RANKS)
     with watch(journey.folder / "watch", INTERRUPTED, hosts, ranks) as journey.watch:
-        other: list[LocalJob] = []
+        other: LocalJob | None = None
 
         def at_rest() -> None:
+            nonlocal other
             copy_run(journey, INTERRUPTED, OTHER_WORLD)
             # Slurm and new machines leave the cores time, the ranks of this machine none.
             if stack:
-                other.append(journey.train(OTHER_WORLD, OTHER_RANKS))
+                other = journey.train(OTHER_WORLD, OTHER_RANKS)
 
         if stack:
             stack.train(at_rest)
@@ -204,11 +202,11 @@ def interrupt(journey: Journey, stack: scheduled.StackSlurm | None) -> None:
         look_back(journey)
 
 
-def resume_with_other_ranks(journey: Journey, begun: list[LocalJob]) -> None:
+def resume_with_other_ranks(journey: Journey, begun: LocalJob | None) -> None:
     beside = "; begun before a node was lost" if begun else ""
     title = f"resume from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}{beside}"
     with journey.stage(title, real="verified load, resharding", emulated="S3") as stage:
-        job = begun[0] if begun else journey.train(OTHER_WORLD, OTHER_RANKS)
+        job = begun or journey.train(OTHER_WORLD, OTHER_RANKS)
         stage["outcome"] = finish(journey, OTHER_WORLD, job)
 
 

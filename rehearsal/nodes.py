@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import dirname
 from threading import Event
@@ -49,7 +49,7 @@ Tree = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A stage that has not run yet; `run` returns its outcome and its promises."""
+    """A stage; `run` returns its outcome and its promises."""
 
     name: str
     real: str
@@ -86,23 +86,14 @@ class NodeTaskResult:
         return "; ".join([f"exit {self.status} after {self.seconds:.1f} s", *silent, *failed])
 
 
-@dataclass(frozen=True)
-class Played:
-    """A scenario that has run."""
-
-    scenario: Scenario
-    outcome: str
-    promises: list[Promise]
-
-
 @contextmanager
-def begun(folder: Path) -> Iterator[Future[list[Played]]]:
-    """Play all scenarios in the background, beside stages that wait for AWS. The context ends once they are over, or, where it
-    fails, once the one under way is."""
+def begun(folder: Path) -> Iterator[Future[list[Scenario]]]:
+    """Run all scenarios in the background, beside stages that wait for AWS; those of the future tell what came out. The context
+    ends once they are over, or, where it fails, once the one under way is."""
     stopped = Event()
     with ThreadPoolExecutor(1, "nodes") as pool:
         try:
-            yield pool.submit(_play, folder, stopped)
+            yield pool.submit(_run_all, folder, stopped)
         except BaseException:
             stopped.set()
             raise
@@ -126,17 +117,22 @@ def scenarios(folder: Path) -> Iterator[list[Scenario]]:
         ]
 
 
-def _play(folder: Path, stopped: Event) -> list[Played]:
-    played: list[Played] = []
+def _run_all(folder: Path, stopped: Event) -> list[Scenario]:
+    over: list[Scenario] = []
     with scenarios(folder) as found:
         for scenario in found:
             if stopped.is_set():
                 break
-            began = time.monotonic()
-            outcome, promises = scenario.run()
-            beside = f"{time.monotonic() - began:.0f} s, beside the first stage"
-            played.append(Played(scenario, f"{outcome}; {beside}", promises))
-    return played
+            over.append(_run(scenario))
+    return over
+
+
+def _run(scenario: Scenario) -> Scenario:
+    """Run it, and return the same that only tells what came out."""
+    began = time.monotonic()
+    outcome, promises = scenario.run()
+    result = f"{outcome}; {time.monotonic() - began:.0f} s, beside the first stage", promises
+    return replace(scenario, run=lambda: result)
 
 
 class Fleet:

@@ -538,16 +538,19 @@ def _recorded_job(run: str, where: Mapping[str, Any]) -> tuple[str, str, str | N
 
 
 def _job(name: str, namespace: str, context: str | None) -> dict[str, Any] | None:
-    printed = kubectl(namespace, context, "get", "job", name, "--ignore-not-found", "--output=json")
-    job: dict[str, Any] | None = json.loads(printed) if printed.strip() else None
-    return job
+    return _object("job", name, namespace, context)
 
 
 def _supervised_service(name: str, namespace: str, context: str | None) -> dict[str, Any] | None:
     """Return the Service of that name if it is one of a run of N to M nodes."""
-    printed = kubectl(namespace, context, "get", "service", name, "--ignore-not-found", "--output=json")
-    found: dict[str, Any] | None = json.loads(printed) if printed.strip() else None
+    found = _object("service", name, namespace, context)
     return found if found and RUN in found["metadata"].get("annotations", {}) else None
+
+
+def _object(kind: str, name: str, namespace: str, context: str | None) -> dict[str, Any] | None:
+    printed = kubectl(namespace, context, "get", kind, name, "--ignore-not-found", "--output=json")
+    found: dict[str, Any] | None = json.loads(printed) if printed.strip() else None
+    return found
 
 
 def _has_ended(job: Mapping[str, Any] | None) -> bool:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 from launch.backends.kubernetes_nodes import RUN_NAME, PodNeeds, is_ready, left_out
+from launch.backends.signals import CaughtSignal
 from launch.supervisor.executor import TemporarilyUnavailable
 from launch.supervisor.policy import ExtraNodes
 from lustrain.problem import FAILED, UNREACHABLE, UserError
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE, job_exit_code
-from trainer.node.ranks import FORWARDED
 
 POLL_S = 2.0
 RENEW_S = 25.0
@@ -101,15 +98,12 @@ class KubernetesExecutor:
         """When nodes had renewed their leases, as the API says it: of those that may be lost since `_suspected_at`."""
         self._suspected_at = 0.0
         self._leases_seen = True
-        self._signal = 0
-        self._signalled = threading.Event()
-        for number in FORWARDED:
-            signal.signal(number, self._handle_signal)
+        self._caught = CaughtSignal()
 
     def healthy_nodes(self) -> list[str]:
-        while not self._signal and self._waiting_for_leases():
+        while not self._caught.number and self._waiting_for_leases():
             self.sleep(POLL_S)
-        if self._signal:
+        if self._caught.number:
             return []
         found = self._look()
         for name, why in found.items():
@@ -152,7 +146,7 @@ class KubernetesExecutor:
                     self._log("the API server answers again")
                 answers = True
             except UserError as error:
-                if self._signal:
+                if self._caught.number:
                     why = f"the API server does not answer: whether launch {number} goes on is not known"
                     raise UserError(f"{why}; fix: fab train … --resume once it does", UNREACHABLE) from None
                 if answers:
@@ -180,19 +174,15 @@ class KubernetesExecutor:
             slow = "running" not in kinds and now - began > START_S
             # One that makes way has ranks that can save.
             grows = all(kind == "running" for kind in kinds) and should_end()
-            delete = delete or bool(self._signal) or late or stuck or slow or grows
+            delete = delete or bool(self._caught.number) or late or stuck or slow or grows
             if not (delete and not deleted):
                 self.sleep(POLL_S)
 
     def sleep(self, seconds: float) -> None:
-        if self._sleep is not None:
-            self._sleep(seconds)
-            return
-        self._signalled.wait(seconds)
-        self._signalled.clear()
+        (self._sleep or self._caught.sleep)(seconds)
 
     def stop_reason(self) -> str:
-        return f"{signal.Signals(self._signal).name} ended it" if self._signal else ""
+        return self._caught.stop_reason()
 
     def _end(
         self, number: int, nodes: Sequence[str], states: Sequence[PodState], codes: Sequence[int], *, asked: bool
@@ -276,7 +266,3 @@ class KubernetesExecutor:
                 self._log(f"a lost node is noticed a minute late: {'; '.join(map(str, error.problems))}")
             return None
         return {one["metadata"]["name"]: str(one["spec"].get("renewTime", "")) for one in answer["items"]}
-
-    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = number
-        self._signalled.set()

@@ -8,15 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from launch import runs
 from launch.backends import HeldJob, LaunchPlan, LogLine, Submission
 from launch.backends.log_file import log_file, read_log_file
+from launch.backends.signals import CaughtSignal
 from launch.flags import TrainFlags
 from launch.request import RunRequest, Target
 from launch.supervisor.executor import Superseded, TemporarilyUnavailable
@@ -192,10 +191,7 @@ class LocalExecutor:
         """`output` is where the ranks print; None for standard output."""
         self._command, self._output = list(command), output
         self._job: subprocess.Popen[bytes] | None = None
-        self._signalled = threading.Event()
-        self._signal = 0
-        for number in FORWARDED:
-            signal.signal(number, self._handle_signal)
+        self._caught = CaughtSignal(self._pass_on)
 
     def healthy_nodes(self) -> list[str]:
         return [NODE]
@@ -211,21 +207,19 @@ class LocalExecutor:
             self._job = subprocess.Popen(self._command, env=environment, stdout=self._output, process_group=0)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        if self._signal:
+        if self._caught.number:
             # The signal came before there were ranks to pass it on to.
-            self._job.send_signal(self._signal)
+            self._job.send_signal(self._caught.number)
         code = self._job.wait()
         return code if code >= 0 else 1
 
     def sleep(self, seconds: float) -> None:
-        self._signalled.wait(seconds)
+        self._caught.sleep(seconds)
 
     def stop_reason(self) -> str:
-        return f"{signal.Signals(self._signal).name} ended it" if self._signal else ""
+        return self._caught.stop_reason()
 
-    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = number
-        self._signalled.set()
+    def _pass_on(self, number: int) -> None:
         if self._job is not None and self._job.poll() is None:
             self._job.send_signal(number)
 

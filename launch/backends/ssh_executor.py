@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import FrameType
 
+from launch.backends.signals import CaughtSignal
 from launch.backends.ssh_nodes import CALL_S, REFUSED, Nodes
 from launch.backends.ssh_unit import (
     LOST,
@@ -36,7 +35,6 @@ from lustrain.problem import UNREACHABLE, UserError
 from node_setup.fleet.faults import NOT_REACHED, SUDO, Fault
 from node_setup.fleet.hosts import Node
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.node.ranks import FORWARDED
 from trainer.run.journal import put_node_exit
 from trainer.storage import StorageError
 
@@ -76,11 +74,8 @@ class SshExecutor:
         self._starts_until: dict[tuple[str, Node], float] = {}
         """Until when a unit that is not there yet may still start on a node."""
         self._inspecting = False
-        self._signal = 0
         self._stop_seen = False
-        self._signalled = threading.Event()
-        for number in FORWARDED:
-            signal.signal(number, self._handle_signal)
+        self._caught = CaughtSignal(self._stop_inspecting)
 
     def healthy_nodes(self) -> list[str]:
         try:
@@ -88,7 +83,7 @@ class SshExecutor:
         except UserError as error:
             raise TemporarilyUnavailable(str(error)) from None
         self._known.update((node.name, node) for node in listed)
-        inspections = {} if self._signal else self._inspect(listed)
+        inspections = {} if self._caught.number else self._inspect(listed)
         if self.stop_reason():
             return []
         left_out = {node.name: self._why_not(node, inspection) for node, inspection in inspections.items()}
@@ -180,12 +175,12 @@ class SshExecutor:
                 self._report_containers(number, nodes, states)
                 self._remove(unit, nodes)
                 return launch_code(states)
-            if self._signal and silent:
+            if self._caught.number and silent:
                 why = f"no node answers: whether launch {number} goes on is not known"
                 raise UserError(f"{why}; fix: fab train … --resume once they answer", UNREACHABLE)
-            if not self._signal and not ending and all(state == RUNNING for state in states):
+            if not self._caught.number and not ending and all(state == RUNNING for state in states):
                 ending = should_end()
-            if self._signal or ending:
+            if self._caught.number or ending:
                 # One that starts, or does not answer, gets it later.
                 here = [node for node, state in zip(nodes, states, strict=True) if state == RUNNING]
                 due = [node for node in here if now - signalled.get(node, -SIGNAL_AGAIN_S) >= SIGNAL_AGAIN_S]
@@ -198,13 +193,10 @@ class SshExecutor:
             self.sleep(POLL_S)
 
     def sleep(self, seconds: float) -> None:
-        self._signalled.wait(seconds)
-        self._signalled.clear()
+        self._caught.sleep(seconds)
 
     def stop_reason(self) -> str:
-        if self._signal:
-            return f"{signal.Signals(self._signal).name} ended it"
-        return "fab stop ended it" if self._stop_seen else ""
+        return self._caught.stop_reason() or ("fab stop ended it" if self._stop_seen else "")
 
     def _start(self, number: int, nodes: Sequence[Node]) -> bool:
         """Start the launcher of every node; whether none refused. A lost connection is no refusal: the unit may be there."""
@@ -299,9 +291,7 @@ class SshExecutor:
             return f"unit {unit} of an earlier launch still ends"
         return ""
 
-    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = number
-        self._signalled.set()
+    def _stop_inspecting(self, _signal: int) -> None:
         if self._inspecting:
             # A node may fetch the image for many minutes.
             self._nodes.stop()
