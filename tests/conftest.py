@@ -68,6 +68,28 @@ def no_account() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def environment_left_as_it_was(no_account: None) -> Iterator[None]:
+    """Fails the test that leaves another environment to those after it: an undo may put back what another undo took away."""
+    before = _environment()
+    yield
+    after = _environment()
+    if changed := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
+        for name in changed:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+        pytest.fail(f"this test left {', '.join(changed)} of the environment changed", pytrace=False)
+
+
+_OF_TORCH = ("TORCH", "_TORCH", "CUBLAS_")
+"""Beginnings of what torch, or the trainer's command for it, sets once in a process."""
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", *_OF_TORCH))}
+
+
 @pytest.fixture(autouse=True, scope="session")
 def day_of_examples() -> Iterator[None]:
     """Preflight's day is one on which the example stacks pass, whatever the calendar says, also in child processes."""

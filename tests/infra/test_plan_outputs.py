@@ -211,9 +211,7 @@ def test_the_teardown_names_everything_that_stays(stack: str) -> None:
 
 @pytest.mark.slow
 @mock_aws
-def test_the_command_for_a_bucket_removes_one_with_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+def test_the_command_for_a_bucket_removes_one_with_old_versions() -> None:
     s3 = boto3.client("s3", region_name="us-east-1")
     s3.create_bucket(Bucket="scripts")
     s3.put_bucket_versioning(Bucket="scripts", VersioningConfiguration={"Status": "Enabled"})

@@ -246,9 +246,7 @@ def test_other_partitions_are_refused_unasked(region: str) -> None:
 
 @pytest.mark.slow
 @mock_aws
-def test_history_of_moto_is_read_as_the_command_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+def test_history_of_moto_is_read_as_the_command_prints_it() -> None:
     rows = spot_history([P5], "us-east-1", NOW, 30)
     assert rows
     assert {row["InstanceType"] for row in rows} == {P5}

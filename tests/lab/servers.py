@@ -207,7 +207,15 @@ def _client(endpoint: str) -> S3Client:
     config = Config(
         retries={"total_max_attempts": 1}, connect_timeout=300, read_timeout=300, s3={"addressing_style": "path"}
     )
-    return boto3.client("s3", endpoint_url=endpoint, config=config)
+    keys = client_environment()
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        config=config,
+        region_name=keys["AWS_REGION"],
+        aws_access_key_id=keys["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=keys["AWS_SECRET_ACCESS_KEY"],
+    )
 
 
 def _ports_with_grpc(count: int) -> list[int]:
