@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,9 @@ def test_what_a_power_cut_leaves_of_a_chunk_is_made_again(corpus: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "record", ["{", "[]", "null", "{}", '{"number": "0"}', "[" * 100_000], ids=lambda text: text[:9]
+    "record",
+    ["{", "[]", "null", "{}", '{"number": "0"}', "[" * 100_000, json.dumps(asdict(Shard("train-other", 1, 2, 3, 4)))],
+    ids=lambda text: text[:9],
 )
 def test_a_record_of_another_form_counts_as_none(tmp_path: Path, record: str) -> None:
     work = WorkFolder(tmp_path)

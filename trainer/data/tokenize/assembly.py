@@ -137,8 +137,9 @@ class WorkFolder:
         """Shards that were stored before, by number."""
         shards = {}
         for path in self.path.glob(f"{split}-*.json"):
-            if shard := self._read(Shard, path.name):
-                shards[int(shard.name.rpartition("-")[2])] = shard
+            number = path.stem.removeprefix(f"{split}-")
+            if number.isdecimal() and (shard := self._read(Shard, path.name)) and shard.name == path.stem:
+                shards[int(number)] = shard
         return shards
 
     def write(self, name: str, body: bytes | memoryview) -> None:
