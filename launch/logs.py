@@ -68,18 +68,18 @@ def read(
         why = f"there is no backend {name} here" if request else "it was not started by fab train, which keeps the log"
         raise UserError(problem("RUN", store.uri, why, fix="look where its ranks print"))
     job = runs.read_jobs(store).get(name)
-    looks, told = 0, ""
+    looks, named = 0, ""
 
     def print_held_job() -> None:
         """Say once that the scheduler holds the job, or that this is not known."""
-        nonlocal told
+        nonlocal named
         try:
             held = str(backend.held_job(runs.registered_uri(request, store)) or "")
         except UserError as error:
             held = str(error)
-        if held and held != told:
+        if held and held != named:
             print_line(held)
-        told = held
+        named = held
 
     def more() -> bool:
         nonlocal looks
@@ -126,7 +126,7 @@ def has_ended(store: ObjectStore, request: Mapping[str, Any], launch: int | None
 
 
 def run_has_ended(launches: journal.Journal, request: Mapping[str, Any]) -> bool:
-    """Whether nobody starts the run again before it is requested again."""
+    """Whether the run starts again only once it is requested again."""
     records = launches.records
     if not records or "ended" not in records[-1]:
         return False

@@ -18,13 +18,14 @@ from planner.spot import Change, is_type, read_changes
 
 DAYS = "30"
 PRICES_OF = {"on-demand": on_demand_prices, "spot": spot_prices}
-"""The ways to pay whose prices AWS is asked for."""
+"""The ways to pay whose prices AWS tells."""
 
 
 def with_prices_of_today(request: Request, *, connect: Connect = connect) -> Request:
     """Return the request with AWS's prices of its nodes on demand and on spot. UserError where AWS does not answer."""
-    asked = [request.node.type], request.region, clock.now()
-    return replace(request, today=on_demand_prices(*asked, connect=connect) | spot_prices(*asked, connect=connect))
+    types, now = [request.node.type], clock.now()
+    on_demand = on_demand_prices(types, request.region, now, connect=connect)
+    return replace(request, today=on_demand | spot_prices(types, request.region, now, connect=connect))
 
 
 def prices_of_today(
@@ -32,7 +33,7 @@ def prices_of_today(
 ) -> Mapping[str, Price | None]:
     """Return AWS's price of nodes that are paid in this way. UserError where it tells none, or does not answer."""
     if mode not in PRICES_OF:
-        why = f"AWS is not asked what nodes cost that are paid as {mode}"
+        why = f"AWS tells no price of nodes that are paid as {mode}"
         fix = f"leave out --online, or --price {mode}=USD instead"
         raise UserError(problem("--online", True, why, allowed=", ".join(PRICES_OF), fix=fix))
     return PRICES_OF[mode]([type_name], region, clock.now(), connect=connect)

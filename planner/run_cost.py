@@ -43,7 +43,7 @@ def run_cost(flags: RunCostFlags, ask: AskPrices | None = None) -> tuple[list[st
     prices = prices_of(flags.price)
     mode = _mode(flags.paid, prices, cluster, group)
     if ask is not None and mode in prices:
-        why = f"AWS is not asked for a price that --price {mode}=… gives"
+        why = f"--price {mode}=… gives the price that AWS would tell"
         raise UserError(problem("--online", True, why, fix="leave one of them out"))
     store = open_existing_run(uri_of(flags.run, cluster, Path.cwd()))
     generations = read_generations(store)

@@ -160,7 +160,7 @@ class KubernetesExecutor:
                 first_end = now
                 self._suspect(nodes)
             if all(state.over for state in states):
-                return self._end(number, nodes, states, list(codes.values()), asked=deleted)
+                return self._end(number, nodes, states, list(codes.values()), deleted=deleted)
             kinds = [state.kind for state in states]
             unplaced_since = (now if unplaced_since is None else unplaced_since) if "unplaced" in kinds else None
             why = next((state.why for state in states if state.why), "")
@@ -185,12 +185,12 @@ class KubernetesExecutor:
         return self._caught.stop_reason()
 
     def _end(
-        self, number: int, nodes: Sequence[str], states: Sequence[PodState], codes: Sequence[int], *, asked: bool
+        self, number: int, nodes: Sequence[str], states: Sequence[PodState], codes: Sequence[int], *, deleted: bool
     ) -> int:
         """Return the exit code of a launch that is over. Pods that were deleted take theirs with them; launchers have reported
         it before."""
         lost = [f"{self._needs.name}-{number}-{index}" for index, one in enumerate(states) if one.kind == "lost"]
-        if lost and not asked:
+        if lost and not deleted:
             # Where its node comes back, nothing shall go on there. Those that have ended keep their logs.
             try:
                 self._kubectl("delete", "pods", *lost, "--ignore-not-found", "--wait=false")
