@@ -49,8 +49,13 @@ def test_mypy_reads_every_service_of_aws_that_is_declared() -> None:
     for path in sources(*ROOMS):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if "pulumi_aws" in text else ():
+            used = []
             if isinstance(node, ast.ImportFrom) and node.module == "pulumi_aws":
-                found += [f"{path}:{node.lineno}: {one.name}" for one in node.names if one.name in skipped]
+                used = [one.name for one in node.names]
+            elif isinstance(node, ast.ImportFrom | ast.Import):
+                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+                used = [name.split(".")[1] for name in modules if name.startswith("pulumi_aws.")]
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("aws", "pulumi_aws"):
-                found += [f"{path}:{node.lineno}: {node.attr}"] if node.attr in skipped else []
+                used = [node.attr]
+            found += [f"{path}:{node.lineno}: {name}" for name in used if name in skipped]
     assert found == []
