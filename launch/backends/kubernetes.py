@@ -162,6 +162,7 @@ class KubernetesBackend:
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         check_and_free_name(plan.files[OBJECTS], request, resume=resume)
         if request.supervised_by_caller:
+            refuse_without_rights(request)
             refuse_too_few(request)
 
     def submit(
@@ -450,6 +451,24 @@ def withdraw(run: str, where: Mapping[str, Any]) -> bool:
     if ours:
         delete(name, namespace, context, pods=bool(where.get("supervised")))
     return ours
+
+
+def refuse_without_rights(request: RunRequest) -> None:
+    """Refuse a run of N to M nodes to who may not delete its pods: it could neither give way nor be stopped. UserError."""
+    options: KubernetesOptions = request.options
+    wanted = {"namespace": options.namespace, "verb": "delete", "resource": "pods"}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": wanted},
+    }
+    answer = kubectl(
+        options.namespace, options.context, "create", "--filename=-", "--output=json", text=json.dumps(review)
+    )
+    if not json.loads(answer)["status"]["allowed"]:
+        size = f"{request.policy.min_nodes}-{request.policy.max_nodes}"
+        why = f"this user may not delete pods in namespace {options.namespace}"
+        raise UserError(problem("--nodes", size, why, fix="ask for this right; or give one number of nodes"), FAILED)
 
 
 def refuse_too_few(request: RunRequest) -> None:

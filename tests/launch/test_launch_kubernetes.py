@@ -169,6 +169,24 @@ def test_what_kubernetes_lacks_is_one_line_leaving_nothing(cluster: Kubernetes, 
     assert cluster.get("pods", f"--selector={RUN_NAME}=first")["items"] == []
 
 
+def test_who_may_not_delete_pods_supervises_no_run(cluster: Kubernetes, job: Path) -> None:
+    (job / "config.toml").write_text(config("run"))
+    resources = "--resource=pods,services,jobs.batch,nodes,leases.coordination.k8s.io"
+    cluster.kubectl("create", "clusterrole", "starter", "--verb=get,list,create", resources)
+    cluster.kubectl("create", "clusterrolebinding", "starter", "--clusterrole=starter", "--user=starter")
+    known = json.loads(cluster.kubectl("config", "view", "--raw", "--output=json"))
+    (admin,), (context,) = known["users"], known["contexts"]
+    known["users"].append({"name": "starter", "user": admin["user"] | {"as": "starter"}})
+    known["contexts"].append({"name": "starter", "context": context["context"] | {"user": "starter"}})
+    Path(cluster.environment()["KUBECONFIG"]).write_text(json.dumps(known))
+    train = ["train", "config.toml", "--name", "first", "--image", IMAGE]
+    (line,) = fab(cluster, job, *train, "--nodes", "2-3", code=1, context="starter")["error"]
+    assert line.startswith("--nodes = '2-3': ")
+    assert not (job / "first").exists()
+    # A Job needs no such right to start.
+    assert fab(cluster, job, *train, "--nodes", "2", context="starter")["job"] == "first"
+
+
 def documented_objects() -> list[str]:
     page = (ROOT / "docs/launch.md").read_text()
     return [block for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if block.startswith("apiVersion:")]
