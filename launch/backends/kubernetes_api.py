@@ -22,7 +22,7 @@ def kubectl(namespace: str, context: str | None, *words: str, text: str = "", ou
         why = error_text(done, ("error: ", "Error from server", "Unable to connect", "The connection to the server"))
         why = re.sub(r"(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", why)
         lost = re.search(_LOST, done.errors)
-        refused = re.search("Forbidden|cannot create|Unauthorized", done.errors)
+        refused = re.search("[Ff]orbidden|cannot create|Unauthorized", done.errors)
         code = UNREACHABLE if lost else FAILED if refused else USAGE
         raise UserError(f"kubectl: {why}; fix: {_fix(done.errors, namespace)}", code)
     return done.out
@@ -36,7 +36,7 @@ def _fix(error: str, namespace: str) -> str:
         "service account": "kubectl create serviceaccount, or another kubernetes.service_account in the Cluster",
         "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
         "context": "kubectl config get-contexts lists them",
-        "Forbidden": "ask for this right; kubectl auth can-i --list shows those that are given",
+        "orbidden": "ask for this right; kubectl auth can-i --list shows those that are given",
         "onnect": "is the cluster up? kubectl cluster-info",
     }
     return next((fix for word, fix in known.items() if word in error), "look at the object: fab train … --dry")

@@ -176,7 +176,9 @@ def test_who_may_not_delete_pods_supervises_no_run(cluster: Kubernetes, job: Pat
     cluster.kubectl("create", "clusterrolebinding", "starter", "--clusterrole=starter", "--user=starter")
     known = json.loads(cluster.kubectl("config", "view", "--raw", "--output=json"))
     (admin,), (context,) = known["users"], known["contexts"]
-    known["users"].append({"name": "starter", "user": admin["user"] | {"as": "starter"}})
+    known["users"].append(
+        {"name": "starter", "user": admin["user"] | {"as": "starter", "as-groups": ["system:authenticated"]}}
+    )
     known["contexts"].append({"name": "starter", "context": context["context"] | {"user": "starter"}})
     Path(cluster.environment()["KUBECONFIG"]).write_text(json.dumps(known))
     train = ["train", "config.toml", "--name", "first", "--image", IMAGE]
