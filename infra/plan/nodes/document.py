@@ -18,11 +18,13 @@ NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 """Names of a file system that is not made yet."""
 
 
-def node_document(spec: ClusterSpec) -> dict[str, Any]:
-    """`lustrain.cluster.node_document` of the cluster that this spec will become."""
+def node_document(spec: ClusterSpec, only: Group | None = None) -> dict[str, Any]:
+    """`lustrain.cluster.node_document` of the cluster that this spec will become; with `only`, as a node of this group needs
+    it for itself."""
     paths = tuple(mount.path for mount in spec.storage.s3_mounts)
     lustre, home = file_system(spec, NOT_YET), home_system(spec, NOT_YET)
-    return described(spec.name, spec.backend, node_groups(spec), lustre, tuning(spec), paths, home)
+    groups = node_groups(spec) if only is None else {only.name: node_group(spec, only)}
+    return described(spec.name, spec.backend, groups, lustre, tuning(spec), paths, home)
 
 
 def shows_metrics(spec: ClusterSpec) -> bool:

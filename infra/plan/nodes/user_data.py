@@ -103,7 +103,7 @@ def user_data(
     take it."""
     config = spec.storage.lustre
     home = nfs_mount(spec.storage.home) if spec.storage.home and home_dns else None
-    options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
+    options = module_options(spec, group, node_document(spec, group)) if lustre_dns else ""
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns), slurm=slurm)
     head = [
         "#!/bin/bash",
