@@ -29,6 +29,7 @@ BENCHES = {
     "bench_metrics": "Metrics for Prometheus",
     "bench_alerts": "From a fault to its alert",
     "bench_plan": "Planning a cluster",
+    "bench_planner": "Plans of a training beside what is measured",
     "bench_preview": "Previewing a cluster under the engine",
     "bench_nodes": "Tuning nodes",
     "bench_images": "Building images",

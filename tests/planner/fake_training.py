@@ -11,19 +11,34 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.strategy import Strategy
 from planner.work import Work
+from tests.planner.real_ranks import label
+from trainer.config import PrecisionConfig
 from trainer.parallel.fsdp import mixed_precision, shard_units
 from trainer.step.precision import autocast
 from trainer.step.recompute import recompute_blocks
 from trainer.tasks.models import llama
 
 CPU = torch.device("cpu")
+RANKS = 8
+
+
+@contextmanager
+def a_rank_of_eight() -> Iterator[None]:
+    """Join a group whose collectives do nothing, so that one process is rank 0 of it."""
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -103,3 +118,36 @@ def shape_of(preset: str, layers: int = 0, vocabulary: int = 128_256) -> llama.L
     seventy = llama.LlamaShape(8_192, 80, 64, 8, 28_672, tied=False)
     shape = seventy if preset == "70b" else llama.PRESETS[preset]
     return dataclasses.replace(shape, layers=layers or shape.layers, vocab_size=vocabulary)
+
+
+def _case(
+    preset: str,
+    layers: int,
+    tokens: tuple[int, int],
+    vocabulary: int,
+    strategy: Strategy,
+    mode: str = "bf16",
+    chunk: int = 0,
+) -> tuple[str, Work, Strategy]:
+    batch, length = tokens
+    work = Work(shape_of(preset, layers, vocabulary), length, batch * RANKS, batch, chunk, PrecisionConfig(mode=mode))
+    loss = f", loss_chunk {chunk}" if chunk else ""
+    return f"{preset}, {layers} blocks, {batch} x {length:,} tokens, {mode}{loss}, {label(strategy)}", work, strategy
+
+
+CASES = (
+    _case("llama-124m", 2, (4, 1024), 50_304, Strategy(1, 1)),
+    _case("1b", 2, (2, 2048), 1_000, Strategy(1, 1, recompute="full")),
+    _case("1b", 2, (2, 2048), 128_256, Strategy(1, 1, recompute="full"), chunk=1024),
+    _case("8b", 2, (1, 4096), 128_256, Strategy(1, 1, recompute="selective")),
+    _case("1b", 2, (2, 2048), 1_000, Strategy(1, RANKS)),
+    _case("1b", 2, (2, 2048), 128_256, Strategy(1, RANKS, recompute="full"), "fp32"),
+    _case("8b", 2, (1, 4096), 128_256, Strategy(1, RANKS, recompute="selective")),
+    _case("8b", 2, (1, 256), 128_256, Strategy(1, RANKS, recompute="full")),
+    _case("8b", 2, (1, 256), 128_256, Strategy(1, RANKS, recompute="full"), "fp32"),
+    _case("8b", 2, (1, 256), 128_256, Strategy(2, RANKS // 2, recompute="full")),
+    _case("1b", 2, (1, 256), 128_256, Strategy(1, RANKS, recompute="full")),
+    _case("1b", 3, (1, 256), 1_000, Strategy(2, RANKS // 2, recompute="full")),
+    _case("70b", 2, (1, 8192), 128_256, Strategy(1, RANKS, recompute="full")),
+)
+"""What each is called, and what it trains how. Few blocks of a large vocabulary, and the other way round, show each part."""

@@ -8,65 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.hardware import node_of
 from planner.memory import CPU, memory
 from planner.strategy import Strategy
 from planner.work import Recompute, Work
-from tests.planner.fake_training import kept_bytes, peak_bytes, shape_of
+from tests.planner.fake_training import CASES, a_rank_of_eight, kept_bytes, peak_bytes, shape_of
 from trainer.config import PrecisionConfig
 
 BF16 = PrecisionConfig(mode="bf16")
-FP32 = PrecisionConfig()
-RANKS = 8
 PAGE = Path(__file__).parents[2] / "docs/train.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def a_rank_of_eight() -> Iterator[None]:
-    """Join a group whose collectives do nothing, so that one process is rank 0 of it."""
-    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    yield
-    dist.destroy_process_group()
+def rank_of_eight() -> Iterator[None]:
+    with a_rank_of_eight():
+        yield
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "layers", "tokens", "vocabulary", "mesh", "recompute", "precision", "chunk"),
-    [
-        ("llama-124m", 2, (4, 1024), 50_304, (1, 1), "none", BF16, 0),
-        ("1b", 2, (2, 2048), 1_000, (1, 1), "full", BF16, 0),
-        ("1b", 2, (2, 2048), 128_256, (1, 1), "full", BF16, 1024),
-        ("8b", 2, (1, 4096), 128_256, (1, 1), "selective", BF16, 0),
-        ("1b", 2, (2, 2048), 1_000, (1, RANKS), "none", BF16, 0),
-        ("1b", 2, (2, 2048), 128_256, (1, RANKS), "full", FP32, 0),
-        ("8b", 2, (1, 4096), 128_256, (1, RANKS), "selective", BF16, 0),
-        ("8b", 2, (1, 256), 128_256, (1, RANKS), "full", BF16, 0),
-        ("8b", 2, (1, 256), 128_256, (1, RANKS), "full", FP32, 0),
-        ("8b", 2, (1, 256), 128_256, (2, RANKS // 2), "full", BF16, 0),
-        ("1b", 2, (1, 256), 128_256, (1, RANKS), "full", BF16, 0),
-        ("1b", 3, (1, 256), 1_000, (2, RANKS // 2), "full", BF16, 0),
-        ("70b", 2, (1, 8192), 128_256, (1, RANKS), "full", BF16, 0),
-    ],
-)
-def test_peak_is_what_torch_allocates(
-    preset: str,
-    layers: int,
-    tokens: tuple[int, int],
-    vocabulary: int,
-    mesh: tuple[int, int],
-    recompute: Recompute,
-    precision: PrecisionConfig,
-    chunk: int,
-) -> None:
-    batch, length = tokens
-    work = Work(shape_of(preset, layers, vocabulary), length, batch * RANKS, batch, chunk, precision)
-    strategy = Strategy(*mesh, recompute=recompute)
+@pytest.mark.parametrize(("work", "strategy"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_peak_is_what_torch_allocates(work: Work, strategy: Strategy) -> None:
     planned, real = memory(work, strategy, CPU), peak_bytes(work, strategy)
     # Of logits in chunks the plan holds more at once than torch does.
-    assert planned.total == pytest.approx(real, rel=0.1 if chunk else 0.025)
+    assert planned.total == pytest.approx(real, rel=0.1 if work.loss_chunk else 0.025)
     # State is exact, so that it alone could hide what the rest lacks.
     assert planned.total - planned.state == pytest.approx(real - planned.state, rel=0.25)
 
