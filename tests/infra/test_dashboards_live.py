@@ -1,4 +1,5 @@
-"""Every panel against Prometheus, which scrapes a run of two ranks and, through node_exporter, what the agent writes.
+"""Every panel, and what alert rules read, against Prometheus, which scrapes a run of two ranks and, through node_exporter, what
+the agent writes.
 
 The agent's file of a GPU node is made from recorded answers of such a node's programs. The rest is real: the run, Prometheus,
 node_exporter, and the Slurm whose controller the agent asks.
@@ -21,10 +22,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import promql_parser as promql
 import pytest
 import yaml
 
-from infra.plan.watch.alert_rules import render
+from infra.plan.watch.alert_rules import ALERTS, RECORDINGS, render
 from infra.plan.watch.dashboards import dashboards
 from node_setup import pack
 from node_setup.agent.metrics import text as metrics_text
@@ -34,13 +36,15 @@ from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import Slurm
 from tests.conftest import require
-from tests.infra.watched_metrics import GRAFANA, fill_variables, node_facts, variables
+from tests.infra.watched_metrics import GRAFANA, fill_variables, metrics_of, node_facts, variables
 from tests.lab.training import ROOT, config
 from tests.trainer.test_node_local import descendants, end
 
 pytestmark = pytest.mark.slow
 
 QUICK = GRAFANA | {"$__rate_interval": "10s", "$__range": "5m"}
+ABSENT_OF_RULES = {"DCGM_FI_DEV_GPU_UTIL": "dcgm-exporter", "lustrain_done_step": "a run that is done"}
+"""Metrics of alert rules that have no series here, and what they need."""
 PATIENCE_S = 150.0
 STARTING = 503
 """Prometheus answers so while it reads its log."""
@@ -176,11 +180,14 @@ def test_each_query_has_series_or_says_why_not(prometheus: str) -> None:
     ]
     awaited = {name: query.expression for name, query in queries if not query.absent}
     awaited |= {expression: expression for _, expression in variables()}
+    of_rules = frozenset[str]().union(*(metrics_of(promql.parse(rule.expression)) for rule in (*RECORDINGS, *ALERTS)))
+    awaited |= {name: name for name in of_rules - ABSENT_OF_RULES.keys()}
     ends = time.monotonic() + PATIENCE_S
     while (left := without_series(prometheus, awaited)) and time.monotonic() < ends:
         time.sleep(1)
     assert not left, "\n".join(sorted(left))
     absent = {name: query.expression for name, query in queries if query.absent}
+    absent |= {name: name for name in of_rules & ABSENT_OF_RULES.keys()}
     assert not (there := set(absent) - without_series(prometheus, absent)), "\n".join(sorted(there))
 
 

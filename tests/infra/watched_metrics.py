@@ -144,6 +144,23 @@ def labels_of(expression: Any, known: Table) -> frozenset[str]:
             return frozenset()
 
 
+def metrics_of(expression: Any) -> frozenset[str]:
+    """Return the names of the metrics that an expression reads."""
+    match expression:
+        case promql.VectorSelector():
+            return frozenset({expression.name})
+        case promql.MatrixSelector():
+            return metrics_of(expression.vector_selector)
+        case promql.ParenExpr() | promql.SubqueryExpr() | promql.UnaryExpr() | promql.AggregateExpr():
+            return metrics_of(expression.expr)
+        case promql.Call():
+            return frozenset[str]().union(*map(metrics_of, expression.args))
+        case promql.BinaryExpr():
+            return metrics_of(expression.lhs) | metrics_of(expression.rhs)
+        case _:
+            return frozenset()
+
+
 def _require_labels(labels: frozenset[str], wanted: Any) -> frozenset[str]:
     if missing := set(wanted) - labels:
         raise LookupError(f"no label {', '.join(sorted(missing))}; there are {', '.join(sorted(labels))}")
