@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -27,13 +27,14 @@ UNFINISHED = "unfinished"
 DONE = "done"
 ENDED_EARLY = "ended early"
 """It ended before its last step, and starts again only where that is requested."""
-THREADS = 8
+THREADS = 16
+"""Of points, and of the objects of all points; both together are the connections that a store keeps (s3.CONNECTIONS)."""
 T = TypeVar("T")
 
 
 def read_outcomes(sweep: Sweep) -> list[str]:
     """Return NOT_STARTED, UNFINISHED, DONE or ENDED_EARLY of each point."""
-    return _of_each(sweep, lambda point: _read_outcome(sweep, point))
+    return _of_each(sweep, _read_outcome)
 
 
 def read(sweep: Sweep) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def read(sweep: Sweep) -> dict[str, Any]:
 
 def read_rows(sweep: Sweep) -> list[dict[str, Any]]:
     """Return the points as plain JSON data, in the order of the sweep."""
-    return _of_each(sweep, lambda point: _row(sweep, point))
+    return _of_each(sweep, _row)
 
 
 def read_held_jobs(sweep: Sweep, data: Mapping[str, Any]) -> dict[str, HeldJob]:
@@ -116,27 +117,27 @@ def validation_losses(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_each(sweep: Sweep, read_point: Callable[[Point], T]) -> list[T]:
-    with ThreadPoolExecutor(THREADS) as pool, Progress("runs", len(sweep.points), "runs", brief=True) as progress:
+def _of_each(sweep: Sweep, read_point: Callable[[Sweep, Point, Executor], T]) -> list[T]:
+    with (
+        ThreadPoolExecutor(THREADS) as pool,
+        ThreadPoolExecutor(THREADS) as objects,
+        Progress("runs", len(sweep.points), "runs", brief=True) as progress,
+    ):
 
         def counted(point: Point) -> T:
-            result = read_point(point)
+            result = read_point(sweep, point, objects)
             progress.advance()
             return result
 
         return list(pool.map(counted, sweep.points))
 
 
-def _read_outcome(sweep: Sweep, point: Point) -> str:
-    launches = _journal_of(sweep, point)
+def _read_outcome(sweep: Sweep, point: Point, pool: Executor) -> str:
+    launches = journal.read_journal(sweep.store, f"{point.name}/", pool)
     if not launches.requested:
         return NOT_STARTED
     run = sweep.store.subfolder(point.name)
     return _outcome(run, launches, last_steps(run))[0]
-
-
-def _journal_of(sweep: Sweep, point: Point) -> journal.Journal:
-    return journal.read_journal(sweep.store, f"{point.name}/")
 
 
 def _outcome(run: ObjectStore, launches: journal.Journal, steps: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -151,11 +152,11 @@ def _outcome(run: ObjectStore, launches: journal.Journal, steps: Sequence[Mappin
     return (ENDED_EARLY if ended else UNFINISHED), word
 
 
-def _row(sweep: Sweep, point: Point) -> dict[str, Any]:
-    launches = _journal_of(sweep, point)
+def _row(sweep: Sweep, point: Point, pool: Executor) -> dict[str, Any]:
+    launches = journal.read_journal(sweep.store, f"{point.name}/", pool)
     if launches.requested:
         run = sweep.store.subfolder(point.name)
-        generations = read_generations(run)
+        generations = read_generations(run, pool)
         newest = generations[max(generations)] if generations else []
         outcome, state = _outcome(run, launches, newest)
     else:

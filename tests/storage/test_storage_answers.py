@@ -1,4 +1,4 @@
-"""An answer of S3 that lacks what it must hold is asked for again, and then one line."""
+"""Answers of S3: one that lacks what it must hold is requested again, and times are read as botocore reads them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from botocore.client import BaseClient
+from botocore.utils import parse_timestamp
 
-from trainer.storage import answers
-from trainer.storage.answers import PatientClient
+from tests.lab.servers import S3Place
+from trainer.storage import answers, open_store
+from trainer.storage.answers import PatientClient, parse_time
 from trainer.storage.s3_errors import UnreadableAnswerError
 
 WHOLE = {"ContentLength": 1, "ETag": '"a"', "LastModified": "now"}
@@ -31,3 +33,32 @@ def test_answer_without_a_required_header_is_requested_again(monkeypatch: pytest
     assert client_that_hears(monkeypatch, garbled, WHOLE)._make_api_call("HeadObject", {}) == WHOLE
     with pytest.raises(UnreadableAnswerError, match=f"{name} is missing"):
         client_that_hears(monkeypatch, garbled, garbled)._make_api_call("HeadObject", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-11-28T19:22:55.000Z", "2026-11-28T19:22:55Z", "Sat, 28 Nov 2026 19:22:55 GMT", "20261128", "1795894975.5"],
+)
+def test_time_is_read_as_botocore_reads_it(text: str) -> None:
+    read, expected = parse_time(text), parse_timestamp(text)
+    assert (read, read.utcoffset()) == (expected, expected.utcoffset())
+
+
+@pytest.mark.parametrize("text", ["2026-11-28T19:2\x03:55.000Z", "Sat, 28 Nov 2\xb026 19:22:55 GMT", "", "GMT"])
+def test_garbled_time_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_time(text)
+
+
+@pytest.mark.slow
+def test_times_of_a_listing_need_no_dateutil(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(s3.uri("times"))
+    store.put("key", b"1")
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    monkeypatch.setattr(answers, "parse_timestamp", refuse)
+    (listed,) = store.list()
+    assert int(store.stat("key").modified) == int(listed.modified)
+    assert store.read("key")[0] == b"1"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.metrics.records import EVENTS, STEPS, DamagedLineError, PartName, decode
 from trainer.storage import ObjectMissingError, ObjectStore
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 READ_THREADS = 8
 """Parts are small; several requests at once hide the latency of each."""
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,12 @@ def read_history(store: ObjectStore) -> tuple[list[dict[str, Any]], list[Attempt
     return merge_steps(by_generation), attempts
 
 
-def read_generations(store: ObjectStore) -> dict[int, list[dict[str, Any]]]:
-    """Read all step records, by the lease generation that computed them, also those that were done over."""
-    return _by_generation(store, STEPS)
+def read_generations(store: ObjectStore, pool: Executor | None = None) -> dict[int, list[dict[str, Any]]]:
+    """Read all step records, by the lease generation that computed them, also those that were done over.
+
+    `pool` as in `read_each`.
+    """
+    return _by_generation(store, STEPS, pool)
 
 
 def iterate_generations(store: ObjectStore, *, before: int) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
@@ -70,6 +75,19 @@ def _iterate_parts(store: ObjectStore, keys: Sequence[str]) -> Iterator[dict[str
         for first in range(0, len(keys), READ_THREADS):
             for records in pool.map(lambda key: read_part(store, key), keys[first : first + READ_THREADS]):
                 yield from records
+
+
+def read_each(read: Callable[[K], T], keys: Sequence[K], pool: Executor | None = None) -> list[T]:
+    """Return what `read` finds for each key, with several requests at once.
+
+    Who reads many runs brings the `pool` for all their requests: threads of its own for each run cost more than its requests.
+    """
+    if len(keys) < 2:
+        return [read(key) for key in keys]
+    if pool is not None:
+        return list(pool.map(read, keys))
+    with ThreadPoolExecutor(READ_THREADS) as own:
+        return list(own.map(read, keys))
 
 
 def read_events(store: ObjectStore) -> list[dict[str, Any]]:
@@ -126,13 +144,12 @@ def read_part(store: ObjectStore, key: str) -> list[dict[str, Any]]:
         return []
 
 
-def _by_generation(store: ObjectStore, prefix: str) -> dict[int, list[dict[str, Any]]]:
+def _by_generation(store: ObjectStore, prefix: str, pool: Executor | None = None) -> dict[int, list[dict[str, Any]]]:
     parts = [(generation, key) for generation, keys in parts_of(store, prefix).items() for key in keys]
     by_generation: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = pool.map(lambda part: read_part(store, part[1]), parts)
-        for (generation, _), records in zip(parts, read, strict=True):
-            by_generation[generation] += records
+    read = read_each(lambda part: read_part(store, part[1]), parts, pool)
+    for (generation, _), records in zip(parts, read, strict=True):
+        by_generation[generation] += records
     return {generation: records for generation, records in by_generation.items() if records}
 
 

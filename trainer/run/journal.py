@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,7 @@ from lustrain.capacity_events import NODE_SOURCES
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, LostRunError, job_exit_code
-from trainer.metrics.reader import READ_THREADS, parts_of, read_part
+from trainer.metrics.reader import parts_of, read_each, read_part
 from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
@@ -62,12 +62,14 @@ def read(store: ObjectStore) -> list[dict[str, Any]]:
     return read_journal(store).records
 
 
-def read_journal(store: ObjectStore, run: str = "") -> Journal:
-    """Read the journal of the run in this store, or of the one in its folder `run`, named with its slash."""
+def read_journal(store: ObjectStore, run: str = "", pool: Executor | None = None) -> Journal:
+    """Read the journal of the run in this store, or of the one in its folder `run`, named with its slash.
+
+    `pool` as in `read_each`.
+    """
     keys = {info.key.removeprefix(run) for info in store.list(f"{run}{FOLDER}")}
     numbers = _numbers(keys)
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        records = list(pool.map(lambda number: _record(store, run + attempt_key(number))[0], numbers))
+    records = read_each(lambda number: _record(store, run + attempt_key(number))[0], numbers, pool)
     return Journal(records, REQUEST in keys, STOP in keys)
 
 
@@ -151,8 +153,7 @@ def put_node_exit(uri: str, attempt: int, node: int, code: int, local_code: int,
 def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the nodes reported: the job's code, the blamed nodes, the line of a rank that failed."""
     keys = [info.key for info in store.list(f"{ENDS}{record['attempt']:06d}/")]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        ends = list(pool.map(lambda key: _record(store, key)[0], keys))
+    ends = read_each(lambda key: _record(store, key)[0], keys)
     nodes: list[str] = record["nodes"]
     innocent = (EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE)
     # A node may leave before the others once the launch has saved.

@@ -1,14 +1,17 @@
-"""Retries of requests whose answer cannot be read; botocore itself gives up at the first that it fails to parse.
+"""How answers are read: their requests are repeated where botocore gives up, and times of a listing take no parser of prose.
 
 A listing or a header carries no checksum, so on plain HTTP a flipped byte may garble a date or a number.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from botocore.client import BaseClient
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.utils import parse_timestamp
 
 from trainer.storage.bulk import decoded, pause
 from trainer.storage.s3_errors import UnreadableAnswerError
@@ -61,6 +64,27 @@ def make_patient(session: boto3.Session) -> None:
         base_classes.insert(0, PatientClient)
 
     session.events.register("creating-client-class.s3", extend)
+
+
+def read_times_quickly(session: boto3.Session) -> None:
+    """Have every client that `session` makes from now on read times by `parse_time`."""
+    session._session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_time)
+
+
+def parse_time(text: str) -> datetime:
+    """Read a time as botocore does.
+
+    S3 writes 2026-11-28T19:22:55.000Z in listings and HTTP's own form in headers. botocore has dateutil read both, which looks
+    for times in any text: that was two thirds of the processor time of a listing.
+    """
+    try:
+        if text[10:11] == "T" and text.endswith("Z"):
+            return datetime.fromisoformat(text)
+        if text.endswith(" GMT"):
+            return parsedate_to_datetime(text)
+    except ValueError:
+        pass
+    return parse_timestamp(text)
 
 
 def _expect_complete(operation: str, answer: dict[str, Any]) -> None:

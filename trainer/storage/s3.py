@@ -29,7 +29,7 @@ from trainer.storage import (
     PreconditionError,
     StorageError,
 )
-from trainer.storage.answers import make_patient
+from trainer.storage.answers import make_patient, read_times_quickly
 from trainer.storage.archive import archive_in_head, archive_in_listing
 from trainer.storage.bulk import (
     BROKEN_BODY,
@@ -81,6 +81,7 @@ class S3Store(ObjectStore):
         with self._reporting(""):
             self._session = boto3.Session()
             make_patient(self._session)
+            read_times_quickly(self._session)
             draw_apart()
             self._client = connect(self._session, _region(), self._attempts)
             self._endpoint = self._client.meta.endpoint_url
