@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rehearsal.lab import slurm as lab_slurm
+from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import SHARED, Slurm
 from tests.conftest import require
@@ -29,14 +30,15 @@ BATCH_GONE = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 
 class Place:
-    """A Slurm with a controller and three workers, and `fab` on its controller."""
+    """A Slurm with a controller and three workers, and `fab` on its controller, or as another user on another node."""
 
     # Here a silent node is to be missed before Slurm counts it down.
     variables: Mapping[str, str] = {name: value for name, value in VARIABLES.items() if name not in PATIENT}
     """What `fab` gets beside the path of its programs."""
 
-    def __init__(self, lab: Lab, slurm: Slurm) -> None:
+    def __init__(self, lab: Lab, slurm: Slurm, login: Node | None = None, user: str = "root") -> None:
         self.lab, self.slurm = lab, slurm
+        self.login, self.user = login or slurm.controller, user
         self.run = lab.shared / "run"
 
     def write(self, **train: object) -> None:
@@ -44,10 +46,11 @@ class Place:
 
     def fab(self, *words: str, check: bool = True) -> Any:
         """What fab prints as JSON, called in the shared folder."""
-        variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": "/root", **self.variables}
+        home = "/root" if self.user == "root" else SHARED
+        variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, **self.variables}
         given = " ".join(f"{name}={value}" for name, value in variables.items())
         line = f"cd {SHARED} && exec env -i {given} fab -r {ROOT} {shlex.join(words)} --json"
-        done = self.slurm.controller.exec("sh", "-c", line, check=False)
+        done = self.login.exec("runuser", "-u", self.user, "--", "sh", "-c", line, check=False)
         answer = json.loads(done.stdout) if done.stdout else None
         assert not check or done.returncode == 0, (answer, done.stderr)
         return answer

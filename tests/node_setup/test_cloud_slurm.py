@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import QUICK, UNHELD, Slurm, bring_packages
 from tests.conftest import require
+from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run
+from tests.launch.test_launch_slurm import Place
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
@@ -78,6 +81,18 @@ else:
     os.rename(path + ".new", path)
 """
 """An Auto Scaling group: the test launches what it wants, and ends what it was told to end."""
+CLUSTER = {
+    "version": 1,
+    "name": "demo",
+    "backend": "ec2",
+    "region": "us-west-2",
+    "nodes": {"auto_scaling_groups": ["demo-train-gang-1"]},
+    "reach": {"via": "ssm"},
+    "groups": {"train": {"type": "c7i.24xlarge", "count": 3, "partition": "train"}},
+    "slurm": {},
+    "runs_uri": f"{lab_slurm.SHARED}/runs",
+    "capacity": {"mode": "spot"},
+}
 IDLE_MINUTES = 0.1
 GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
 
@@ -278,6 +293,45 @@ def test_job_goes_on_where_its_old_script_still_lives(agent: Path, lab: Lab) -> 
     node2.exec("rm", "/run/linger")
     wait_until(lambda: slurm.job(job)["JobState"] == "COMPLETED", 300)
     slurm.wait({"node2": "idle"})
+
+
+class LoginPlace(Place):
+    """`fab` as the docs have it: on a login machine, as a user without rights, whose home all nodes share."""
+
+    variables: Mapping[str, str] = {**VARIABLES, "LUSTRAIN_CLUSTER": f"{lab_slurm.SHARED}/cluster.json"}
+
+
+def test_fab_train_on_a_login_runs_to_its_end(agent: Path) -> None:
+    require(why_not() is None, str(why_not()))
+    require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
+    with Lab(4, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix], metadata=True) as lab:
+        stack = Stack(lab, agent.read_bytes())
+        controller, *workers, login = lab.nodes
+        stack.deploy(login, "login")
+        instance.attach_volume(controller, VOLUME)
+        for node in lab.nodes:
+            stack.statuses(node)
+            node.exec("useradd", "--uid", "4242", "--no-create-home", "--home-dir", lab_slurm.SHARED, "ubuntu")
+            # This machine's interpreter may lie in the home of root.
+            node.exec("chmod", "711", "/root")
+        login.exec("chown", "ubuntu:", lab_slurm.SHARED)
+        stack.slurm.wait({node.name: "idle" for node in workers})
+
+        place = LoginPlace(lab, stack.slurm, login, "ubuntu")
+        place.run = lab.shared / "runs/first"
+        place.write()
+        (lab.shared / "cluster.json").write_text(json.dumps(CLUSTER))
+        job = int(place.fab("train", "config.toml", "--name", "first", "--nodes", "2", "--nproc", "1")["job"])
+        place.committed()
+        state = place.fab("status", "first")
+        assert (state["on"], state["submitted"]["slurm"]["job"]) == ("slurm", job)
+        place.go()
+        assert place.ended(job) == "COMPLETED", place.log()
+        assert_equals_an_undisturbed_run(place.run)
+        assert "UserId=ubuntu" in stack.slurm.call("scontrol", "show", "job", str(job)).stdout
+        assert place.records()[-1]["nodes"] == [node.name for node in workers]
+        assert any("stopped" in line["text"] for line in place.fab("logs", "first")["lines"])
+        assert place.fab("report", "first")
 
 
 def test_group_goes_to_zero_and_comes_back_with_jobs(agent: Path, lab: Lab) -> None:
