@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,39 @@ _OF_TORCH = ("TORCH", "_TORCH", "CUBLAS_")
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", *_OF_TORCH))}
+
+
+@pytest.fixture(autouse=True)
+def process_left_as_it_was() -> Iterator[None]:
+    """Fails the test that leaves a state of the process behind, and puts back what programs set for as long as they run."""
+    handlers, before = {number: signal.getsignal(number) for number in _HANDLED}, _process_state()
+    yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    if "boto3" in sys.modules:
+        # It keeps the credentials that the first of its clients found.
+        sys.modules["boto3"].DEFAULT_SESSION = None
+    after = _process_state()
+    if changed := [name for name in before if before[name] != after[name]]:
+        pytest.fail(f"this test left changed: {', '.join(changed)}", pytrace=False)
+
+
+_HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCHLD)
+
+
+def _process_state() -> dict[str, object]:
+    """Cheap to ask for, and of torch nothing before a test needs it."""
+    state: dict[str, object] = {
+        "the working directory": os.getcwd(),
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+    }
+    if torch := sys.modules.get("torch"):
+        state["torch's default dtype"] = torch.get_default_dtype()
+        state["torch's threads"] = torch.get_num_threads()
+        state["torch's deterministic algorithms"] = torch.are_deterministic_algorithms_enabled()
+        state["torch's process group"] = torch.distributed.is_initialized()
+    return state
 
 
 @pytest.fixture(autouse=True, scope="session")

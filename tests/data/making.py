@@ -30,7 +30,7 @@ def run_tokenize(
 ) -> subprocess.CompletedProcess[str]:
     """The finished call, with text output, whatever its exit code."""
     done = subprocess.run(
-        command(*words), input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=240, check=False
+        command(*words), input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=300, check=False
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -219,7 +219,7 @@ def test_shared_homes_get_whole_entries_and_keep_their_own(tmp_path: Path) -> No
     homes.mkdir(0o700)
     command = ["bash", str(FOLDER / "fill_homes.sh"), str(image), str(homes)]
     nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(20)]
-    assert [(one.communicate(timeout=60)[1], one.returncode) for one in nodes] == [("", 0)] * 20
+    assert [(one.communicate(timeout=300)[1], one.returncode) for one in nodes] == [("", 0)] * 20
     home = homes / "ubuntu"
     assert list(homes.iterdir()) == [home]
     assert homes.stat().st_mode == image.stat().st_mode

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,8 +36,15 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.literals import StorageClassType
 
 WEED_START_SECONDS = 120.0
-WEED_STARTS = 4
-"""A SeaweedFS that another process took a port from may hang instead of ending; the next one gets other ports."""
+WEED_ANSWER_SECONDS = 30.0
+WEED_STARTS = 3
+"""A SeaweedFS that another process took a port from may hang instead of ending; the next one gets other ports. All starts take
+less than pytest gives a test, so that the log is told."""
+REFUSALS = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+"""What a SeaweedFS answers that is up and has other keys: waiting does not help."""
+
+_CHANCE = random.SystemRandom()
+"""Trainings seed `random`: two processes that did so alike would draw the same addresses."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +91,20 @@ class Weed:
 
     def wait(self) -> None:
         """Returns once a bucket can be made and written; RuntimeError with the end of its log when it does not come up."""
-        client, end = _client(self.endpoint), time.monotonic() + WEED_START_SECONDS
-        while self._process.poll() is None and time.monotonic() < end:
+        client, end = _client(self.endpoint, WEED_ANSWER_SECONDS), time.monotonic() + WEED_START_SECONDS
+        error: Exception | None = None
+        while self._process.poll() is None and time.monotonic() < end and _code(error) not in REFUSALS:
+            # A new one each time: volumes may come up after the bucket was made, and it cannot be made twice.
+            bucket = f"ready-{uuid.uuid4().hex[:20]}"
             try:
-                with urllib.request.urlopen(f"{self.endpoint}/status", timeout=300):
-                    pass
-                client.create_bucket(Bucket="ready")
-                client.put_object(Bucket="ready", Key="ready", Body=b"x")
+                client.create_bucket(Bucket=bucket)
+                client.put_object(Bucket=bucket, Key="ready", Body=b"x")
                 return
-            except (OSError, BotoCoreError, ClientError):
+            except (OSError, BotoCoreError, ClientError) as failed:
+                error = failed
                 time.sleep(0.2)
         self._log.seek(0)
-        raise RuntimeError(f"SeaweedFS did not start: {self._log.read()[-2000:]}")
+        raise RuntimeError(f"SeaweedFS did not start ({error}): {self._log.read()[-2000:]}") from error
 
     def stop(self) -> None:
         self._process.kill()
@@ -172,7 +180,7 @@ def port_80(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[S3Place], Fau
     with ExitStack() as open_proxies:
 
         def open_proxy(place: S3Place) -> FaultyProxy:
-            host = f"127.80.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+            host = f"127.80.{_CHANCE.randrange(1, 255)}.{_CHANCE.randrange(1, 255)}"
             try:
                 proxy = FaultyProxy(place.endpoint, host=host, port=80)
             except PermissionError:
@@ -203,9 +211,12 @@ def _place(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
 
 
 @cache
-def _client(endpoint: str) -> S3Client:
+def _client(endpoint: str, answer_s: float = 300) -> S3Client:
     config = Config(
-        retries={"total_max_attempts": 1}, connect_timeout=300, read_timeout=300, s3={"addressing_style": "path"}
+        retries={"total_max_attempts": 1},
+        connect_timeout=answer_s,
+        read_timeout=answer_s,
+        s3={"addressing_style": "path"},
     )
     keys = client_environment()
     return boto3.client(
@@ -218,6 +229,10 @@ def _client(endpoint: str) -> S3Client:
     )
 
 
+def _code(error: Exception | None) -> str:
+    return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
+
+
 def _ports_with_grpc(count: int) -> list[int]:
     """Free ports p whose p + 10000 is free too: SeaweedFS puts each service's gRPC there.
 
@@ -226,7 +241,7 @@ def _ports_with_grpc(count: int) -> list[int]:
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     part = range(10_000 + 1_250 * process, 10_000 + 1_250 * (process + 1))
-    free = (port for port in random.sample(part, len(part)) if _free(port) and _free(port + 10_000))
+    free = (port for port in _CHANCE.sample(part, len(part)) if _free(port) and _free(port + 10_000))
     return [next(free) for _ in range(count)]
 
 

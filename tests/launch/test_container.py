@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -215,15 +213,6 @@ def test_what_starts_containers_is_found_on_the_batch_host(
     assert "--interactive" in runtime.host_words(["python3"]) or help_text
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("signals")
 def test_node_without_a_container_is_tried_again_and_left_out(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STARTS", "a")
     engine = Engine("docker", "docker", "0:0")
@@ -244,7 +233,6 @@ LEFT_OUT = ["requeue 7", "update JobId=7 ExcNodeList=a,z"]
 """z was left out before."""
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
     ("restarts", "docker", "starts", "code", "said", "requeued"),
     [

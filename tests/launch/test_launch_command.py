@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,7 +399,7 @@ def test_status_is_told_where_slurm_does_not_answer(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def allocation(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
+def allocation(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Allocation:
     """Of nodes a and b: Slurm reaches a at 127.0.0.1, and b is as B_IS says."""
     plant(planted, "squeue", "echo a,b")
     plant(planted, "scontrol", "echo a; echo b")
@@ -409,11 +407,8 @@ def allocation(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alloc
     plant(planted, "srun", f'echo "$*" >> {planted}/asked')
     for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a", "B_IS": "mixed"}.items():
         monkeypatch.setenv(name, value)
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     plan = {"port": 20_000, "ranks": 1, "python": "python3", "run": RUN, "config": f"{RUN}/config.toml", "late_s": 77}
-    yield Allocation(plan, Runtime(None, None, ()))
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return Allocation(plan, Runtime(None, None, ()))
 
 
 @pytest.mark.parametrize(

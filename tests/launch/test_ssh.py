@@ -63,7 +63,6 @@ from tests.fork_server import PATIENCE_S
 from tests.launch.test_logs import looks
 from tests.launch.test_request import EC2, cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE
-from trainer.node.ranks import FORWARDED
 from trainer.run import journal
 from trainer.storage import ObjectStore, StorageError, open_store
 
@@ -469,9 +468,8 @@ UP, ENDED_75 = shown("active", "running"), shown("failed", "failed", 1, EXIT_PEE
 
 
 @pytest.fixture
-def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExecutor]]:
+def following(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SshExecutor]:
     """Makes executors whose clock moves by ten seconds a look."""
-    before = {number: signal.getsignal(number) for number in FORWARDED}
 
     def make(
         nodes: ScriptedNodes,
@@ -500,9 +498,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SshExec
             stopped=stopped,
         )
 
-    yield make
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return make
 
 
 def test_launch_that_is_not_seen_for_an_hour_goes_on(following: Callable[..., SshExecutor]) -> None:

@@ -263,7 +263,7 @@ def scraped(
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port()}/metrics", timeout=60) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port()}/metrics", timeout=300) as reply:
                 found = samples(reply.read().decode())
         except (OSError, LookupError):
             found = {}
