@@ -20,7 +20,7 @@ LEFT_OUT = (
     "emulated by moto: checks no credentials and no signatures, accepts a body whose checksum header is wrong, never "
     "throttles, never fails, keeps everything in the memory and temporary files of one process, and forgets all of it on stop"
 )
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 REGION = "us-east-1"
 _READY = "listening on "
 

@@ -15,9 +15,9 @@ import pytest
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
-from cfnlint.api import ManualArgs, lint
 
 from infra.plan.nodes.hyperpod import TYPE, HomeMount, Mount, Refs, create_only, desired_state, protected, ssm_target
+from tests.infra.cloudformation import complaints
 from tests.infra.edits import GONE, place, spec_of
 from tests.infra.mistakes import EKS, SLURM
 
@@ -52,13 +52,11 @@ def group_of(state: State, name: str) -> State:
 
 def errors(state: State, stack: str) -> list[str]:
     """What cfn-lint says of the state as a template's resource, and the API's model of it as CreateCluster's parameters."""
-    template = {"AWSTemplateFormatVersion": "2010-09-09", "Resources": {"Cluster": {"Type": TYPE, "Properties": state}}}
-    found = lint(json.dumps(template), config=ManualArgs(regions=[place(stack).region]))
     service = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
     shape = service.operation_model("CreateCluster").input_shape
     assert shape is not None
     report = ParamValidator().validate(state, shape)
-    return [*(match.message for match in found), *filter(None, [str(report.generate_report())])]
+    return [*complaints(TYPE, state, place(stack).region), *filter(None, [str(report.generate_report())])]
 
 
 @pytest.mark.slow

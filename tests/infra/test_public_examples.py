@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cfnlint.api import ManualArgs, lint
 
 from infra.config import ClusterSpec, parse
 from infra.plan.nodes.hyperpod import TYPE, Mount, Refs, desired_state
 from infra.plan.place import Place
 from infra.preflight.offline import run_offline
+from tests.infra.cloudformation import complaints
 
 EXAMPLES: list[dict[str, Any]] = json.loads((Path(__file__).with_name("public") / "hyperpod.json").read_text("utf-8"))
 RIGHT = [example for example in EXAMPLES if "wrong" not in example]
@@ -91,8 +91,7 @@ def schema_errors(example: dict[str, Any]) -> list[str]:
         lustre=Mount(f"fs-12345678a90b01cde.fsx.{place.region}.amazonaws.com", "1abcdefg", "/fsx"),
         eks_cluster_arn=place.arn("eks", "cluster/ml-cluster"),
     )
-    template = {"Resources": {"Cluster": {"Type": TYPE, "Properties": desired_state(spec, refs)}}}
-    return [match.message for match in lint(json.dumps(template), config=ManualArgs(regions=[place.region]))]
+    return complaints(TYPE, desired_state(spec, refs), place.region)
 
 
 @pytest.mark.slow
