@@ -161,9 +161,6 @@ class KubernetesBackend:
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
         check_and_free_name(plan.files[OBJECTS], request, resume=resume)
-        if request.supervised_by_caller:
-            refuse_without_rights(request)
-            refuse_too_few(request)
 
     def submit(
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
@@ -388,9 +385,10 @@ def _container(
 
 
 def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None:
-    """Have the API server validate a manifest without creating it, and refuse a name that is taken.
+    """Have the API server validate a manifest without creating it, and refuse a name that is taken, or a run of N to M nodes
+    that could not be supervised.
 
-    With `resume` an earlier Job of the same run that has ended is deleted. UserError.
+    With `resume` an earlier Job of the same run that has ended is deleted, once nothing is refused. UserError.
     """
     options: KubernetesOptions = request.options
     if shutil.which("kubectl") is None:
@@ -417,6 +415,9 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
     for item in manifest["items"]:
         item["metadata"]["name"] = f"{request.name}-check"
     kubectl(options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest))
+    if request.supervised_by_caller:
+        refuse_without_rights(request)
+        refuse_too_few(request)
     if job or (own_service and not request.supervised_by_caller):
         delete(request.name, options.namespace, options.context, pods=own_service is not None)
 
@@ -465,7 +466,7 @@ def refuse_without_rights(request: RunRequest) -> None:
     # To validate a review kubectl lists the kinds of resources, which not everybody may do.
     words = ("create", "--validate=false", "--filename=-", "--output=json")
     answer = kubectl(options.namespace, options.context, *words, text=json.dumps(review))
-    if not json.loads(answer)["status"]["allowed"]:
+    if json.loads(answer).get("status", {}).get("allowed") is False:
         size = f"{request.policy.min_nodes}-{request.policy.max_nodes}"
         why = f"this user may not delete pods in namespace {options.namespace}"
         raise UserError(problem("--nodes", size, why, fix="ask for this right; or give one number of nodes"), FAILED)

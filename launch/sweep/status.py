@@ -129,7 +129,12 @@ def _of_each(sweep: Sweep, read_point: Callable[[Sweep, Point, Executor], T]) ->
             progress.advance()
             return result
 
-        return list(pool.map(counted, sweep.points))
+        try:
+            return list(pool.map(counted, sweep.points))
+        except BaseException:
+            # A run may have thousands of parts: whoever waits for the end waits for the requests under way alone.
+            objects.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _read_outcome(sweep: Sweep, point: Point, pool: Executor) -> str:

@@ -166,7 +166,7 @@ def test_a_record_of_another_form_counts_as_none(tmp_path: Path, record: str) ->
     work.write_chunk(chunk)
     work.write_shard(shard)
     assert (work.read_chunk(0), work.read_shards("train")) == (chunk, {0: shard})
-    for name in ("chunk-000000.json", "train-00000.json"):
+    for name in ("chunk-000000.json", "train-00000.json", "train-other.json"):
         (tmp_path / name).write_text(record)
     assert (work.read_chunk(0), work.read_shards("train")) == (None, {})
 

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from infra.catalog.efs import MOUNT_OPTIONS
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, parse
 from infra.plan.nodes.bundle import FOLDER
-from infra.plan.nodes.clients import expected
+from infra.plan.nodes.clients import expected, module_options
 from infra.plan.nodes.document import node_document
 from infra.plan.nodes.user_data import MAX_BYTES, encoded, user_data
 from infra.plan.place import Place
@@ -368,6 +369,21 @@ def test_later_boot_of_a_node_without_agent_fetches_bundle_again(tmp_path: Path)
     assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
     assert node.reboot() == 0
     assert [call.split()[0] for call in node.calls if call.startswith(("boot", "aws"))] == ["aws", "boot"] * 2
+
+
+def test_each_group_has_the_module_options_of_the_whole_cluster() -> None:
+    groups = [
+        {"name": "train", "instance_type": "p5.48xlarge", "count": 4},
+        {"name": "prepare", "instance_type": "c7i.48xlarge", "count": 2},
+        {"name": "login", "role": "login", "instance_type": "m7i.large", "count": 1},
+    ]
+    wanted = spec(groups=groups, tuning={"profiles": {"prepare": "cpu"}})
+    found = {}
+    for group in wanted.all_groups:
+        options = module_options(wanted, group, node_document(wanted))
+        assert f"lustre_options={shlex.quote(options)}\n" in user_data(wanted, PLACE, group, **LUSTRE)
+        found[group.name] = bool(options)
+    assert found == {"train": True, "prepare": True, "login": False}
 
 
 def test_node_agent_sees_the_module_options_as_it_writes_them(node: Node) -> None:

@@ -288,6 +288,7 @@ def test_account_that_accounting_does_not_know_is_refused(planted: Path, sacctmg
             'namespaces "ml" not found',
         ),
         (["Warning: x", "error: jobs is Forbidden: User cannot create"], FAILED, "jobs is Forbidden"),
+        (["error: pods is forbidden: User may not"], FAILED, "pods is forbidden"),
     ],
 )
 def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str], code: int, told: str) -> None:
@@ -297,6 +298,46 @@ def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str
         kubernetes.BACKEND.submit(KUBERNETES, plan, planted, open_store(str(planted)), None)
     assert code_of(error) == code
     assert str(error.value).startswith(f"kubectl: {told}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("""echo '{"status": {"allowed": true}}'""", 0),
+        ("""echo '{"status": {"allowed": false}}'""", FAILED),
+        # Only a server that says no is a reason to refuse.
+        ("""echo '{"kind": "SelfSubjectAccessReview"}'""", 0),
+        ("echo 'Error from server (Forbidden): reviews is forbidden' >&2; exit 1", FAILED),
+        ("echo 'Unable to connect to the server' >&2; exit 1", UNREACHABLE),
+    ],
+)
+def test_right_to_delete_pods_is_looked_up_first(planted: Path, answer: str, code: int) -> None:
+    plant(planted, "kubectl", f'read -r review; echo "$review" > {planted}/review; {answer}')
+    found = 0
+    try:
+        kubernetes.refuse_without_rights(KUBERNETES)
+    except UserError as error:
+        found = error.exit_code
+    assert found == code
+    review = json.loads((planted / "review").read_text())
+    assert review["spec"]["resourceAttributes"] == {"namespace": "ml", "verb": "delete", "resource": "pods"}
+
+
+def test_refused_run_of_n_to_m_nodes_keeps_its_earlier_job(planted: Path) -> None:
+    job = {"metadata": {"annotations": {kubernetes.RUN: RUN}}, "status": {"conditions": [{"type": "Complete"}]}}
+    answers = f"""echo "$*" >> {planted}/calls
+case "$*" in
+*"get job"*) echo '{json.dumps(job)}' ;;
+*--validate=false*) echo '{{"status": {{"allowed": false}}}}' ;;
+esac"""
+    plant(planted, "kubectl", answers)
+    supervised = replace(KUBERNETES, supervised_by_caller=True)
+    with pytest.raises(UserError) as error:
+        kubernetes.BACKEND.check(
+            supervised, LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'}), planted, resume=True
+        )
+    assert code_of(error) == FAILED
+    assert [call for call in (planted / "calls").read_text().splitlines() if "delete" in call] == []
 
 
 def recorded(folder: Path) -> None:

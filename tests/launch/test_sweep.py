@@ -8,8 +8,10 @@ import math
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,9 +36,10 @@ from tests.lab.training import config as settings
 from tests.launch.test_backends import PrinterBackend
 from tests.launch.test_request import cluster
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_REQUEUE
-from trainer.metrics.records import encode
+from trainer.metrics.records import STEPS, PartName, encode
 from trainer.run import journal
 from trainer.storage import ObjectStore, open_store
+from trainer.storage.local import LocalStore
 
 RATES = ("optimizer.lr=0.01,0.02,0.03",)
 
@@ -426,6 +429,40 @@ def test_outcome_without_a_journal_is_that_of_the_events(
         "events/000001-00000.jsonl", encode({"event": "stopped", "exit_code": code, "time": "2026-11-26T12:00:00Z"})
     )
     assert status.read_outcomes(sweep)[0] == outcome
+
+
+def test_refused_record_ends_the_reading_of_other_runs(
+    tmp_path: Path, queue: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(tmp_path)
+    sweep = begin(plan, queue).sweep
+    wrong, long, _ = (open_store(request.run) for request in plan.requests)
+    wrong.put(journal.attempt_key(1), b"{}")
+    for part in range(5 * status.THREADS):
+        long.put(PartName(1, part).key(STEPS), encode({"step": part}))
+    under_way, ended, read, begun = threading.Semaphore(0), threading.Event(), LocalStore.read, list[str]()
+
+    def wait_and_read(store: LocalStore, key: str) -> tuple[bytes, str]:
+        if key.startswith(STEPS):
+            begun.append(key)
+            under_way.release()
+            ended.wait()
+        elif key.endswith(journal.attempt_key(1)):
+            for _ in range(status.THREADS):
+                under_way.acquire()
+        return read(store, key)
+
+    class Threads(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            ended.set()
+            super().shutdown(wait=wait)
+
+    monkeypatch.setattr(LocalStore, "read", wait_and_read)
+    monkeypatch.setattr(status, "ThreadPoolExecutor", Threads)
+    with pytest.raises(UserError):
+        status.read_rows(sweep)
+    assert len(begun) == status.THREADS
 
 
 def search(tmp_path: Path, **flags: Any) -> SearchPlan:

@@ -5,6 +5,7 @@ A listing or a header carries no checksum, so on plain HTTP a flipped byte may g
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,12 @@ _NEEDED = {
     "UploadPart": {"ETag"},
 }
 """What this package reads from an answer, by operation: a header whose name was garbled is missing."""
+_LISTED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z")
+_IN_HEADER = re.compile(
+    "(Mon|Tue|Wed|Thu|Fri|Sat|Sun), [0-9]{2} (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [0-9]{4} "
+    "[0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+)
+"""Standard readers of these forms take much else for a time, which may be a garbled one."""
 
 
 class PatientClient(BaseClient):
@@ -71,16 +78,16 @@ def read_times_quickly(session: boto3.Session) -> None:
     session._session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_time)
 
 
-def parse_time(text: str) -> datetime:
-    """Read a time as botocore does.
+def parse_time(text: Any) -> datetime:
+    """Read a time as botocore does, which hands over a number where a service answers in JSON.
 
     S3 writes 2026-11-28T19:22:55.000Z in listings and HTTP's own form in headers. botocore has dateutil read both, which looks
     for times in any text: that was two thirds of the processor time of a listing.
     """
     try:
-        if text[10:11] == "T" and text.endswith("Z"):
+        if isinstance(text, str) and _LISTED.fullmatch(text):
             return datetime.fromisoformat(text)
-        if text.endswith(" GMT"):
+        if isinstance(text, str) and _IN_HEADER.fullmatch(text):
             return parsedate_to_datetime(text)
     except ValueError:
         pass
