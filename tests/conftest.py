@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import boto3
 import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
@@ -70,44 +71,35 @@ def no_account() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def environment_left_as_it_was(no_account: None) -> Iterator[None]:
-    """Fails the test that leaves another environment to those after it: an undo may put back what another undo took away."""
-    before = _environment()
-    yield
-    after = _environment()
-    if changed := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
-        for name in changed:
-            os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
-        pytest.fail(f"this test left {', '.join(changed)} of the environment changed", pytrace=False)
-
-
-_OF_TORCH = ("TORCH", "_TORCH", "CUBLAS_")
-"""Beginnings of what torch, or the trainer's command for it, sets once in a process."""
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", *_OF_TORCH))}
-
-
-@pytest.fixture(autouse=True)
-def process_left_as_it_was() -> Iterator[None]:
+def process_left_as_it_was(no_account: None) -> Iterator[None]:
     """Fails the test that leaves a state of the process behind, and puts back what programs set for as long as they run."""
-    handlers, before = {number: signal.getsignal(number) for number in _HANDLED}, _process_state()
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    environment, before = _environment(), _process_state()
     yield
     for number, handler in handlers.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-    if "boto3" in sys.modules:
-        # It keeps the credentials that the first of its clients found.
-        sys.modules["boto3"].DEFAULT_SESSION = None
+    # It keeps the credentials that the first of its clients found.
+    boto3.DEFAULT_SESSION = None
     after = _process_state()
-    if changed := [name for name in before if before[name] != after[name]]:
+    changed = [name for name in before if before[name] != after[name]]
+    # Of the environment all: an undo may put back what another undo took away.
+    for name in sorted({name for name, _ in environment.items() ^ _environment().items()}):
+        changed.append(f"{name} in the environment")
+        os.environ.pop(name, None)
+        if name in environment:
+            os.environ[name] = environment[name]
+    if changed:
         pytest.fail(f"this test left changed: {', '.join(changed)}", pytrace=False)
 
 
 _HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCHLD)
+_SET_ONCE = ("PYTEST_", "TORCH", "_TORCH", "TRITON_", "CUBLAS_", "DISABLE_CUPTI_", "TEARDOWN_CUPTI", "MPLCONFIGDIR")
+"""Beginnings of what pytest, torch, the trainer's command for it, or matplotlib without a home sets once in a process."""
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_SET_ONCE)}
 
 
 def _process_state() -> dict[str, object]:

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "time", "time_ns"}
 SMALLER, LARGER = (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
 SCOPE = ast.FunctionDef | ast.Lambda | ast.ClassDef
-MENTIONED = re.compile(rf"\b(?:{'|'.join(CLOCKS)})\(\)|\bTimer\b|\bsleep\b")
+MENTIONED = re.compile(rf"\b(?:{'|'.join(CLOCKS)})\(\s*\)|\bTimer\b|\bsleep\b")
 """Sources without it need no look at their syntax, which takes a hundred times as long."""
 
 

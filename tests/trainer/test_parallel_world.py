@@ -69,16 +69,22 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
 
 
 def meet(rank: int, port: int, attempt: str, timeout_s: int) -> subprocess.Popen[str]:
+    """A rank that says when it is ready to join, and does so once it reads a line."""
     script = (
         "from trainer import parallel\n"
         "from trainer.config import ParallelConfig\n"
+        "print('ready', flush=True)\n"
+        "input()\n"
         "try:\n"
         f"    parallel.join(ParallelConfig(device='cpu', timeout_s={timeout_s}))\n"
         "except Exception as error:\n"
         "    raise SystemExit(error.exit_code)\n"
     )
     environment = Placement(2, (LOOPBACK, port)).environments({**os.environ, "LUSTRAIN_ATTEMPT": attempt})[rank]
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL, text=True)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdin=pipe, stdout=pipe, stderr=nothing, text=True
+    )
 
 
 @pytest.mark.slow
@@ -90,7 +96,17 @@ def test_ranks_of_two_attempts_never_meet(attempts: str, code: int, timeout_s: i
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [meet(rank, port, attempt, timeout_s) for rank, attempt in enumerate(attempts)]
-    assert [rank.wait(timeout=300) for rank in ranks] == [code, code]
+    # Ranks that came one after the other would miss each other on a busy machine, whatever attempts they are of.
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    for rank in ranks:
+        rank.communicate(timeout=300)
+    assert [rank.returncode for rank in ranks] == [code, code]
 
 
 @pytest.mark.slow
