@@ -76,7 +76,8 @@ class Weed:
     """A whole SeaweedFS (master, volume, filer, S3 gateway) in one process: a real S3 server that verifies checksums."""
 
     def __init__(self, binary: str, folder: Path) -> None:
-        master, volume, filer, s3 = _ports_with_grpc(4)
+        self._reserved = reserve_ports_with_grpc(4)
+        master, volume, filer, s3 = (one.getsockname()[1] for one in self._reserved)
         self.endpoint = f"http://127.0.0.1:{s3}"
         self._log = (folder / "weed.log").open("w+")
         command = [
@@ -110,6 +111,8 @@ class Weed:
         self._process.kill()
         self._process.wait()
         self._log.close()
+        for one in self._reserved:
+            one.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -233,16 +236,30 @@ def _code(error: Exception | None) -> str:
     return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
 
 
-def _ports_with_grpc(count: int) -> list[int]:
+def reserve_ports_with_grpc(count: int) -> list[socket.socket]:
     """Free ports p whose p + 10000 is free too: SeaweedFS puts each service's gRPC there.
 
     Both lie below 32768, where Linux begins to hand out ports by itself: it would give a port away between this look and the
-    start of the server. Each test process looks in a part of its own.
+    start of the server. Each worker looks in a part of its own. Of two runs of the tests that start at once, the second would
+    take the first one's server for its own; so UDP ports of the same numbers, which SeaweedFS leaves alone, are held.
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     part = range(10_000 + 1_250 * process, 10_000 + 1_250 * (process + 1))
-    free = (port for port in _CHANCE.sample(part, len(part)) if _free(port) and _free(port + 10_000))
+    free = (held for port in _CHANCE.sample(part, len(part)) if (held := _hold(port)))
     return [next(free) for _ in range(count)]
+
+
+def _hold(port: int) -> socket.socket | None:
+    held = socket.socket(type=socket.SOCK_DGRAM)
+    try:
+        held.bind(("127.0.0.1", port))
+    except OSError:
+        held.close()
+        return None
+    if _free(port) and _free(port + 10_000):
+        return held
+    held.close()
+    return None
 
 
 def _free(port: int) -> bool:
