@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 from tests.fork_process import ready
 from tests.processes import children_of, command_line, pending, wait_until
-from trainer.node.launcher import LOOPBACK, Placement
+from trainer.node.launcher import Placement
 
 PATIENT = {"LUSTRAIN_SILENT_S": "300"}
 """A rank that a busy machine does not let run for a while is not lost."""
@@ -58,6 +57,8 @@ class Job:
 
     server: ForkServer
     ranks: list[Rank]
+    placement: Placement
+    """Keeps their port."""
 
     def running(self) -> list[Rank]:
         self.server.listen()
@@ -142,13 +143,11 @@ class ForkServer:
         assert self._process.stdin is not None
         self._count += 1
         logs = [self._folder / f"{self._count:05d}-{rank}.log" for rank in range(nproc)]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        placement = Placement.alone(nproc)
         for log in logs:
             log.touch()
         base = {**os.environ, **ENVIRONMENT, **(environment or {})}
-        environments = Placement(nproc, (LOOPBACK, port)).environments(base)
+        environments = placement.environments(base)
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -159,7 +158,7 @@ class ForkServer:
         pids = self._answer("started")
         ranks = [Rank(pid, log) for pid, log in zip(pids, logs, strict=True)]
         self._ranks.update({rank.pid: rank for rank in ranks})
-        return Job(self, ranks)
+        return Job(self, ranks, placement)
 
     def call(self, work: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
         """`work(rank, *args)` on every rank at once; its results by rank. `work` is a function of a module.

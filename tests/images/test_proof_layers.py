@@ -12,7 +12,7 @@ from tests.images.workshop import TORCH, Made, Workshop, change_code, change_pin
 
 pytestmark = pytest.mark.slow
 
-LARGEST_SHARE = 1 / 500
+LARGEST_SHARE = 1 / 800
 """Of the whole image, 298 MB on a CPU. All of the trainer's code, packed, was 201 kB on 2026-11-25 and is 301 kB on 2026-11-28:
 it is what grows, and what an edit pulls."""
 UNCHANGED = {"tools", "torch-cpu", "app", "system"}

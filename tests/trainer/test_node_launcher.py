@@ -26,24 +26,29 @@ from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, E
 from trainer.metrics.reader import read_events
 from trainer.node import launcher
 from trainer.node.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
-from trainer.node.launcher import devices, main
+from trainer.node.launcher import devices, hold_port, main
 from trainer.storage import open_store
 from trainer.storage.folder import Folder
 
 BEAT_S, SILENT_S = 0.05, 300.0
 
 
+HELD: list[socket.socket] = []
+"""Keeps ports until this process ends."""
+
+
 def free_port() -> int:
-    """One whose successor is free too."""
+    """One whose successor is free too; nobody else is given them."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+        first, second = hold_port(), socket.socket()
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        HELD.extend((first, second))
+        port = int(first.getsockname()[1])
+        try:
+            second.bind(("127.0.0.1", port + 1))
+        except OSError:
+            continue
+        return port
 
 
 class Clock:

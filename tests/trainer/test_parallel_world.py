@@ -55,9 +55,8 @@ def test_a_wrong_environment_is_named_whole(environment: dict[str, str], named: 
 def test_a_missing_partner_is_one_line_after_the_timeout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        environment = Placement(2, (LOOPBACK, probe.getsockname()[1])).environments({})[1]
+    placement = Placement.alone(2)
+    environment = placement.environments({})[1]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -92,10 +91,8 @@ def meet(rank: int, port: int, attempt: str, timeout_s: int) -> subprocess.Popen
     ("attempts", "code", "timeout_s"), [("11", 0, 300), ("12", EXIT_PEERS, 1)], ids=["one attempt", "two attempts"]
 )
 def test_ranks_of_two_attempts_never_meet(attempts: str, code: int, timeout_s: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [meet(rank, port, attempt, timeout_s) for rank, attempt in enumerate(attempts)]
+    placement = Placement.alone(2)
+    ranks = [meet(rank, placement.master[1], attempt, timeout_s) for rank, attempt in enumerate(attempts)]
     # Ranks that came one after the other would miss each other on a busy machine, whatever attempts they are of.
     for rank in ranks:
         assert rank.stdout is not None
@@ -107,6 +104,15 @@ def test_ranks_of_two_attempts_never_meet(attempts: str, code: int, timeout_s: i
     for rank in ranks:
         rank.communicate(timeout=300)
     assert [rank.returncode for rank in ranks] == [code, code]
+
+
+def test_port_of_a_job_is_its_own_before_rank_0_listens() -> None:
+    placement = Placement.alone(1)
+    with socket.socket() as other, pytest.raises(OSError):
+        other.bind(("0.0.0.0", placement.master[1]))
+    store = dist.TCPStore(*placement.master, 1, is_master=True)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 @pytest.mark.slow

@@ -53,6 +53,14 @@ class Placement:
     nodes: int = 1
     node: int = 0
     node_list: str = ""
+    held: socket.socket | None = None
+    """Keeps the port of ranks that meet on this machine; see `hold_port`."""
+
+    @classmethod
+    def alone(cls, nproc: int) -> Placement:
+        """Return the placement of a job that is on this machine alone. Its port is its own for as long as this object lives."""
+        held = hold_port()
+        return cls(nproc, (LOOPBACK, held.getsockname()[1]), held=held)
 
     def environments(self, base: Mapping[str, str]) -> list[dict[str, str]]:
         """Return what `torch.distributed` reads, for each of this node's ranks."""
@@ -74,7 +82,8 @@ class LocalJob(Ranks):
 
     def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
         base = os.environ if environment is None else environment
-        super().__init__(arguments, Placement(nproc, (LOOPBACK, _free_port())).environments(base))
+        self._placement = Placement.alone(nproc)
+        super().__init__(arguments, self._placement.environments(base))
 
     def wait(self) -> int:
         """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
@@ -232,7 +241,7 @@ def _placement(args: argparse.Namespace) -> Placement:
     if lines:
         raise UserError(lines)
     if args.master is None:
-        return Placement(args.nproc, (LOOPBACK, _free_port()))
+        return Placement.alone(args.nproc)
     return Placement(args.nproc, (host.strip("[]"), int(port)), args.nnodes, args.node_rank, args.roster)
 
 
@@ -273,10 +282,17 @@ def _wait_for_all(heartbeat: Heartbeat, wait_s: float, stopping: Sequence[int]) 
     return ""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def hold_port() -> socket.socket:
+    """Return a socket that keeps a free port of loopback for rank 0: until it is closed Linux gives this port to nobody else.
+
+    One that is looked up and let go may be taken before rank 0 listens, by a connection or by another job on this machine, and
+    its ranks would meet these. A socket that is bound and does not listen leaves its port to a server that sets SO_REUSEADDR
+    as well, as torch's store does (https://man7.org/linux/man-pages/man7/socket.7.html).
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((LOOPBACK, 0))
+    return held
 
 
 if __name__ == "__main__":
