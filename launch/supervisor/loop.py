@@ -63,7 +63,7 @@ def supervise(
             # A run that was requested anew meanwhile has no history.
             ended = history[-1].code if history else REQUEUE
             if decision is None and grown is not None and ended != REQUEUE:
-                log(f"the launch that made way ended with {ended}, perhaps without its save: none does any more")
+                log(f"the launch that made way ended with {ended}, perhaps without its save: no other will")
                 grown, may_grow = None, False
             if decision is None and grown is not None and grown.requeue:
                 without = leaving_nodes(history, clock()) | untrusted_nodes(policy, history, clock())
