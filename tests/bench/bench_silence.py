@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.harness import Row, interleaved, median, run_bench
+from tests.ports import own_port
 from tests.processes import alive, children_of, wait_until
-from tests.trainer.test_node_launcher import free_port
 from tests.trainer.test_node_local import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
 from trainer.node.heartbeat import SILENT_S
@@ -40,7 +40,7 @@ def torchrun(node: int, port: int, words: list[str]) -> list[str]:
 def until_ended(command: Callable[[int, int, list[str]], list[str]]) -> float:
     """Seconds from the silence of node 1, whose processes stand still, to the end of node 0's rank."""
     with tempfile.TemporaryDirectory(prefix="lustrain-bench-silence-") as name:
-        folder, port = Path(name), free_port()
+        folder, port = Path(name), own_port(2)
         sets = [f"parallel.timeout_s={TIMEOUT_S}", "checkpoint.every_steps=20"]
         words = ["train", str(endless(folder)), *(word for one in sets for word in ("--set", one))]
         jobs = [

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from node_setup.fleet.hosts import Node, Route
 from node_setup.fleet.transport import Limits
+from tests.ports import own_port
 from tests.processes import wait_until
 
 PATIENT = Limits(connect_s=300, login_s=300, channel_s=300, retries=0)
@@ -37,18 +38,12 @@ def make_key(path: Path) -> Path:
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 class Sshd:
     """Accepts the key `key`, and no other; `path` goes before PATH of what it runs."""
 
     def __init__(self, folder: Path, path: Path | None = None, settings: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, own_port()
         self.key = make_key(folder / "id")
         make_key(folder / "host")
         searched = f"{path}:" if path else ""

@@ -29,8 +29,8 @@ from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
 from node_setup.fleet.run import packed_agent, prepare
 from node_setup.request import Tuning, parse_tuning
 from tests.node_setup import slurm_machines
-from tests.node_setup.local_sshd import free_port
 from tests.node_setup.test_inventory import described
+from tests.ports import own_port
 
 ROOT = Path(__file__).parents[2]
 FAB = [sys.executable, "-m", "fabric"]
@@ -254,7 +254,7 @@ def test_ctrl_c_ends_it_at_once_with_a_report(environment: dict[str, str]) -> No
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        nodes = f"127.0.0.1:{mute.getsockname()[1]},127.0.0.1:{free_port()}"
+        nodes = f"127.0.0.1:{mute.getsockname()[1]},127.0.0.1:{own_port()}"
         command = [*FAB, "node-facts", "--json", "--serial", "1", "--nodes", nodes]
         patient = {**environment, "FABRIC_NODE_SETUP_LOGIN_S": "300"}
         process = subprocess.Popen(

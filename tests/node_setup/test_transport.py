@@ -23,8 +23,9 @@ from node_setup.fleet.inventory import Source, inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.proxy import Proxy
 from node_setup.fleet.transport import Connections, Deadline, Limits
-from tests.node_setup.local_sshd import PATIENT, Sshd, free_port, make_key
+from tests.node_setup.local_sshd import PATIENT, Sshd, make_key
 from tests.node_setup.meanwhile import Sleeper, once
+from tests.ports import own_port
 from tests.processes import alive, wait_until
 
 pytestmark = pytest.mark.slow
@@ -179,7 +180,7 @@ def test_a_locked_key_asks_for_nothing(machine: Sshd, connections: Connections, 
 def test_nobody_listening_is_unreachable_and_tried_again(
     connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node("gone", "127.0.0.1", route=Route("root", free_port()))
+    node = Node("gone", "127.0.0.1", route=Route("root", own_port()))
     fault = refused(connections, node)
     assert (fault.kind, fault.passing, "connection" in fault.why) == (UNREACHABLE, True, True)
     paused: list[int] = []
@@ -266,9 +267,9 @@ def test_nodes_behind_a_jump_host_share_its_connection(machine: Sshd, tmp_path: 
     sessions = [connections.connect(replace(behind, name=f"n{i}"), Deadline(300)) for i in range(3)]
     assert [one.execute("echo there", b"", 300).out for one in sessions] == [b"there\n"] * 3
     assert len(machine.sessions()) - before == 4
-    gone = refused(connections, replace(behind, route=replace(behind.route, jump=f"127.0.0.1:{free_port()}")))
+    gone = refused(connections, replace(behind, route=replace(behind.route, jump=f"127.0.0.1:{own_port()}")))
     assert (gone.kind, gone.why.startswith("jump host 127.0.0.1:")) == (UNREACHABLE, True)
-    nobody = replace(behind, route=replace(behind.route, port=free_port()))
+    nobody = replace(behind, route=replace(behind.route, port=own_port()))
     assert refused(connections, nobody).kind == UNREACHABLE
 
 

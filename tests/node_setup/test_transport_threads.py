@@ -14,7 +14,8 @@ from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node, Route
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.transport import Connections, Deadline
-from tests.node_setup.local_sshd import PATIENT, free_port
+from tests.node_setup.local_sshd import PATIENT
+from tests.ports import own_port
 
 THREADS, EACH = 8, 40
 
@@ -32,7 +33,7 @@ def impatient_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("impatient_threads")
 def test_a_connection_in_the_making_disturbs_no_other(tmp_path: Path) -> None:
     connections = Connections(KnownHosts(str(tmp_path / "known")), PATIENT, Config())
-    node = Node("node", "127.0.0.1", route=Route(user="root", port=free_port()))
+    node = Node("node", "127.0.0.1", route=Route(user="root", port=own_port()))
 
     def connect(_: int) -> None:
         for _ in range(EACH):

@@ -18,6 +18,7 @@ import pytest
 
 from lustrain.problem import UserError
 from tests.fork_server import PATIENT
+from tests.ports import own_port
 from tests.processes import alive, children_of, state, wait_until
 from tests.trainer.test_node_local import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
@@ -26,29 +27,11 @@ from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, E
 from trainer.metrics.reader import read_events
 from trainer.node import launcher
 from trainer.node.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
-from trainer.node.launcher import devices, hold_port, main
+from trainer.node.launcher import devices, main
 from trainer.storage import open_store
 from trainer.storage.folder import Folder
 
 BEAT_S, SILENT_S = 0.05, 300.0
-
-
-HELD: list[socket.socket] = []
-"""Keeps ports until this process ends."""
-
-
-def free_port() -> int:
-    """One whose successor is free too; nobody else is given them."""
-    while True:
-        first, second = hold_port(), socket.socket()
-        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        HELD.extend((first, second))
-        port = int(first.getsockname()[1])
-        try:
-            second.bind(("127.0.0.1", port + 1))
-        except OSError:
-            continue
-        return port
 
 
 class Clock:
@@ -327,7 +310,7 @@ class Nodes:
     def __init__(self, folder: Path, count: int, *sets: str, environment: dict[str, str] | None = None) -> None:
         words = [word for one in sets for word in ("--set", one)]
         train = ["--", "train", str(endless(folder)), *words]
-        self.port = free_port()
+        self.port = own_port(2)
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **PATIENT, **(environment or {})}
         self.environment = {**os.environ, **own}
         same = ["--nnodes", str(count), "--master", f"127.0.0.1:{self.port}", "--nproc", "1"]

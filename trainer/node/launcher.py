@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from lustrain.ports import hold_port
 from lustrain.problem import UserError, problem
 from trainer.environment import NODE_LIST, launch_attempt, max_silence_s
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
@@ -54,12 +55,12 @@ class Placement:
     node: int = 0
     node_list: str = ""
     held: socket.socket | None = None
-    """Keeps the port of ranks that meet on this machine; see `hold_port`."""
+    """Keeps the port of ranks that meet on this machine."""
 
     @classmethod
     def alone(cls, nproc: int) -> Placement:
         """Return the placement of a job that is on this machine alone. Its port is its own for as long as this object lives."""
-        held = hold_port()
+        held = hold_port(LOOPBACK)
         return cls(nproc, (LOOPBACK, held.getsockname()[1]), held=held)
 
     def environments(self, base: Mapping[str, str]) -> list[dict[str, str]]:
@@ -280,19 +281,6 @@ def _wait_for_all(heartbeat: Heartbeat, wait_s: float, stopping: Sequence[int]) 
             return f"not all nodes came within {wait_s:g} s; no rank was started"
         time.sleep(POLL_S)
     return ""
-
-
-def hold_port() -> socket.socket:
-    """Return a socket that keeps a free port of loopback for rank 0: until it is closed Linux gives this port to nobody else.
-
-    One that is looked up and let go may be taken before rank 0 listens, by a connection or by another job on this machine, and
-    its ranks would meet these. A socket that is bound and does not listen leaves its port to a server that sets SO_REUSEADDR
-    as well, as torch's store does (https://man7.org/linux/man-pages/man7/socket.7.html).
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((LOOPBACK, 0))
-    return held
 
 
 if __name__ == "__main__":

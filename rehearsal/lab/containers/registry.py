@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -22,6 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from lustrain.ports import hold_port
 
 START_SECONDS = 30.0
 # The fewest that bcrypt takes: no one attacks it here.
@@ -44,7 +45,9 @@ class Registry:
         self.users = dict(users or {})
         self.tls = tls
         self.address = address
-        self.port = port or _free_port(address)
+        # Also while it is stopped, so that it can start again.
+        self._held = hold_port(address, port or 0)
+        self.port = int(self._held.getsockname()[1])
         self.ca = folder / "ca.crt"
         self._log = folder / "registry.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -176,9 +179,3 @@ def _certify(folder: Path, address: str) -> None:
     (folder / "server.key").write_bytes(key)
     # Last, because what it stands for is that the others are there.
     (folder / "ca.crt").write_bytes(ca.public_bytes(pem))
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
