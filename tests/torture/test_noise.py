@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from node_setup.slurm.conf import SCHEDULER_PARAMETERS
 from rehearsal.lab import slurm as lab_slurm
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import QUICK, Slurm
@@ -32,8 +33,12 @@ from trainer.node.launcher import LocalJob
 
 pytestmark = pytest.mark.slow
 WORKERS = 3
-TIMING = {**QUICK, "SlurmdTimeout": "20"}
-"""Nothing but a fault makes a node silent for so long."""
+TIMING = {
+    **QUICK,
+    # Nothing but a fault makes a node silent for so long.
+    "SlurmdTimeout": "20",
+    "SchedulerParameters": f"{QUICK['SchedulerParameters']},{SCHEDULER_PARAMETERS}",
+}
 TORTURE_S = float(os.environ.get("LUSTRAIN_NOISE_S", "1800"))
 Say = Callable[[str], None]
 
