@@ -242,11 +242,11 @@ def test_prune_keeps_what_the_runs_settings_keep_and_flags_win(store: LocalStore
 
 
 def test_export_writes_the_newest_live_weights_under_our_names(store: LocalStore, call: Call, tmp_path: Path) -> None:
-    out_dir = str(tmp_path / "weights")
-    code, out, _ = call("export", store.uri, "--out", out_dir, "--names", "own", "--json")
+    folder = tmp_path / "not" / "yet" / "there"
+    code, out, _ = call("export", store.uri, "--out", str(folder), "--names", "own", "--json")
     assert code == 0
     assert json.loads(out)["step"] == 25
-    found = load_file(tmp_path / "weights" / "model.safetensors")
+    found = load_file(folder / "model.safetensors")
     expected = sample_state(25)["model/embed.weight"]
     assert found["embed.weight"].equal(expected)
 
