@@ -1,6 +1,12 @@
 """Collects the tasks of every room for `fab --list`; nothing is done here."""
 
+# ruff: noqa: E402
+import sys
+
 from invoke.collection import Collection
+
+# Invoke lets no command keep what it compiles, and each start would compile all rooms anew; python -B still means it.
+sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
 from images import tasks as image_tasks
 from infra import tasks as infra_tasks

@@ -117,13 +117,16 @@ def perform(work: Callable[[], TaskResult], *, as_json: bool = False) -> None:
         _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
 
 
+_READ, _CLEAN_UP = Program.parse_tasks, Program.parse_cleanup
+"""Invoke's own, also where several programs in one process read their command lines strictly."""
+
+
 def read_command_line_strictly() -> None:
     """Report an unknown task or flag, or a missing value, as any mistake: one line, exit code 2, JSON with --json; and show the
     help of the task that stands before `--help`.
 
     Invoke reads the command line before any code of a task, would end with 1, and takes `--help` for an argument of the task.
     """
-    read = Program.parse_tasks
 
     def parse_tasks(program: Program) -> None:
         words, names = program.core.unparsed, program.collection.task_names if program.collection else {}
@@ -132,19 +135,17 @@ def read_command_line_strictly() -> None:
             program.core[0].args.help.value = tasks[-1]
             words.clear()
         try:
-            read(program)
+            _READ(program)
         except ParseError as error:
             why = re.sub(r"Flag <Argument: (\S+).*> needed", r"Flag --\1 needed", str(error)).rstrip("!")
             word = re.match("No idea what '([^']+)'", why)
             fix = (did_you_mean(word[1], list(names)) if word else "") or "fab --list, or fab --help TASK"
             _refuse([Problem(f"command line: {why}; fix: {fix}")], USAGE, "--json" in program.argv)
 
-    clean_up = Program.parse_cleanup
-
     def parse_cleanup(program: Program) -> None:
         try:
             try:
-                clean_up(program)
+                _CLEAN_UP(program)
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:

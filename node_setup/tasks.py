@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lustrain.flags import flag
 from lustrain.problem import DIFFERS, DONE, FAILED, UserError, problem
 from lustrain.task import TaskResult
-from node_setup import report
 from node_setup.fleet.flags import Flags, Hosts, node_task
-from node_setup.fleet.pool import Outcome
-from node_setup.fleet.run import FleetRun, prepare
-from node_setup.request import Tuning, parse_tuning
+
+# Every command of `fab` reads this file: what runs a task is imported by the task.
+if TYPE_CHECKING:
+    from node_setup.fleet.pool import Outcome
+    from node_setup.fleet.run import FleetRun
 
 
 @node_task("node-facts")
 def node_facts(flags: Flags, context: Any, hosts: Hosts) -> TaskResult:
     """Ask every node what it is: hardware, kernel, mounts, services, notices. Exit code: 1 a node failed, 3 not reached."""
+    from node_setup import report
+    from node_setup.fleet.run import prepare
+    from node_setup.request import Tuning
+
     run = prepare(context, flags, Tuning(), hosts)
     outcomes = run.call_agents("facts")
     return _answer(run, "node-facts", outcomes, report.facts_lines(outcomes))
@@ -42,6 +47,10 @@ class Tune(Flags):
 @node_task("node-tune")
 def node_tune(flags: Tune, context: Any, hosts: Hosts) -> TaskResult:
     """Bring every node to its wanted state. Exit code: 0 in sync, 4 differs (--check), 1 a node failed, 3 not reached."""
+    from node_setup import report
+    from node_setup.fleet.run import prepare
+    from node_setup.request import parse_tuning
+
     check = flags.check or bool(context.config.run.dry)
     more = {"force": flags.force, "allow_reboot": flags.allow_reboot}
     tuning = parse_tuning(flags.only, flags.skip, flags.set, flags.profile, **more)
@@ -64,10 +73,13 @@ class Verify(Flags):
 @node_task("node-verify")
 def node_verify(flags: Verify, context: Any, hosts: Hosts) -> TaskResult:
     """Tell which nodes are fit to train, and which are unlike the others. Exit code: 4 not ready, 1 failed, 3 not reached."""
+    from node_setup import report
     from node_setup.agent.verify import TIERS
     from node_setup.allreduce import launch
     from node_setup.allreduce.programs import Programs
+    from node_setup.fleet.run import prepare
     from node_setup.fleet.transport import Deadline
+    from node_setup.request import Tuning
 
     if flags.tier not in TIERS:
         raise UserError(problem("--tier", flags.tier, "unknown", allowed=", ".join(TIERS)))
@@ -96,7 +108,9 @@ class Reboot(Flags):
 @node_task("node-reboot")
 def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> TaskResult:
     """Reboot nodes that run no job, and wait for them. Exit code: 1 refused, failed or not back in time, 3 not reached."""
-    from node_setup import reboot
+    from node_setup import reboot, report
+    from node_setup.fleet.run import prepare
+    from node_setup.request import Tuning
 
     check = flags.check or bool(context.config.run.dry)
     run = prepare(context, flags, Tuning(force=flags.force), hosts)
@@ -119,6 +133,9 @@ class SlurmUp(Flags):
 @node_task("slurm-up")
 def slurm_up(flags: SlurmUp, context: Any, hosts: Hosts) -> TaskResult:
     """Make a Slurm of the Cluster's machines, or bring it in line. Exit code: 4 differs (--check), 1 failed, 3 not reached."""
+    from node_setup import report
+    from node_setup.fleet.run import prepare
+    from node_setup.request import Tuning
     from node_setup.slurm import lines, up
 
     parts = {"--node": flags.node, "--group": flags.group, "--limit": flags.limit, "--nodes": flags.nodes, "-H": hosts}
@@ -149,6 +166,8 @@ def slurm_up(flags: SlurmUp, context: Any, hosts: Hosts) -> TaskResult:
 def _answer(
     run: FleetRun, name: str, outcomes: Sequence[Outcome], lines: Sequence[str], least: int = DONE, **more: Any
 ) -> TaskResult:
+    from node_setup import report
+
     run.close()
     code = report.exit_code(outcomes, least)
     cluster = run.inventory.cluster

@@ -149,3 +149,14 @@ def test_a_reader_that_has_read_enough_is_no_failure() -> None:
         assert task.stderr is not None
         task.stdout.close()
         assert (task.stderr.read(), task.wait()) == (b"", 0)
+
+
+@pytest.mark.slow
+def test_fab_starts_without_what_only_a_task_needs() -> None:
+    """And keeps what Python compiles, which Invoke would not."""
+    heavy = ("boto3", "torch", "moto", "pulumi", "docker", "node_setup.answers", "node_setup.agent", "infra.config")
+    code = f"import sys; sys.dont_write_bytecode = True; import fabfile; found = set({heavy}) & set(sys.modules)"
+    ask = [sys.executable, "-c", f"{code}; print(sys.dont_write_bytecode, sorted(found))"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(ask, cwd=HOUSE, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False []\n"

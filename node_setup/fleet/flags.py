@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fabric import Connection
 from invoke.tasks import task
@@ -13,8 +13,9 @@ from invoke.tasks import task
 from lustrain.flags import CLUSTER, JSON, STACK, flag, number
 from lustrain.problem import UserError, problem
 from lustrain.task import TaskResult, declared, filled, flags_of, perform
-from node_setup.fleet.hosts import Route
-from node_setup.fleet.inventory import Source
+
+if TYPE_CHECKING:
+    from node_setup.fleet.inventory import Source
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Flags:
 
     def source(self) -> Source:
         """Return where nodes are taken from. UserError names the flags that are empty."""
+        from node_setup.fleet.hosts import Route
+        from node_setup.fleet.inventory import Source
+
         self._refuse_empty()
         groups = tuple(filter(None, (word.strip() for word in (self.group or "").split(","))))
         route = Route(user=self.user, key=self.key, jump=self.jump)

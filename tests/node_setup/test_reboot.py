@@ -16,6 +16,7 @@ from lustrain.cluster import parse
 from lustrain.problem import UserError
 from node_setup import reboot as rebooting
 from node_setup import tasks
+from node_setup.fleet import run
 from node_setup.fleet.faults import HOST_KEY, TIMEOUT, UNREACHABLE, Fault
 from node_setup.fleet.hosts import THIS_MACHINE, Node
 from node_setup.fleet.inventory import Inventory
@@ -183,7 +184,7 @@ def test_where_every_worker_has_a_job_no_command_is_named(tmp_path: Path) -> Non
 def test_hyperpod_reboot_is_left_to_hyperpod_with_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: bool, code: int
 ) -> None:
-    monkeypatch.setattr(tasks, "prepare", lambda *of: on_hyperpod(tmp_path, {"n1": boot(1)}))
+    monkeypatch.setattr(run, "prepare", lambda *of: on_hyperpod(tmp_path, {"n1": boot(1)}))
     with pytest.raises(Exit) if code else nullcontext() as ended:
         tasks.node_reboot.body(MockContext(), check=check)
     assert (ended.value.code if ended else 0) == code
@@ -213,7 +214,7 @@ def test_logins_are_rebooted_only_by_name(
     connections.connect = connect  # type: ignore[method-assign]
     found = Inventory((Node("n1", "n1", "train"), Node("front", "front", "login")), there)
     made = FleetRun(Options(), found, Tuning(), connections, Concurrency(), Agent(b"", "0" * 64))
-    monkeypatch.setattr(tasks, "prepare", lambda *of: made)
+    monkeypatch.setattr(run, "prepare", lambda *of: made)
     tasks.node_reboot.body(MockContext(), check=True, **chosen)
     assert names == asked
 

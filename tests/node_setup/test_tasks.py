@@ -185,7 +185,7 @@ def test_each_host_is_reached_as_it_was_named(
     ("place", "line"),
     [
         ("node_setup.fleet.run.check_tuning", "stopped by Ctrl-C before any node was contacted\n"),
-        ("node_setup.tasks.prepare", "stopped by Ctrl-C\n"),
+        ("node_setup.fleet.run.prepare", "stopped by Ctrl-C\n"),
     ],
 )
 def test_ctrl_c_before_any_node_is_asked_is_one_line(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fabric.main import make_program
 
-from node_setup import reboot, tasks
+from node_setup import reboot
 from node_setup.allreduce import launch
 from node_setup.allreduce.launch import Reduction
 from node_setup.answers import parse
@@ -59,7 +59,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
         return []
 
     monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setattr(tasks, "prepare", prepare)
+    monkeypatch.setattr("node_setup.fleet.run.prepare", prepare)
     monkeypatch.setattr(reboot, "reboot", rebooted)
     return seen
 
