@@ -33,6 +33,7 @@ settings.load_profile("untimed")
 
 pytest_plugins = [
     "tests.distribution",
+    "tests.fab",
     "tests.leftovers",
     "tests.prove.marking",
     "tests.seeds",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,18 +14,17 @@ from images.flags import BuildFlags, ImageFlags
 from images.plan import changes
 from lustrain import image_file
 from lustrain.problem import UserError
+from tests.fab import Fab
 from tests.images.builds import Silent
 from tests.images.workshop import Made, Workshop, change_code
 
-ROOT = Path(__file__).parents[2]
 
-
-def fab(*words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def fab(fab: Fab) -> Fab:
     """A task where no engine is."""
     environment = {name: value for name, value in os.environ.items() if name != "LUSTRAIN_CLUSTER"}
     environment["DOCKER_HOST"] = "unix:///nowhere/docker.sock"
-    command = [sys.executable, "-m", "fabric", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return lambda *words: fab(*words, environment=environment)
 
 
 @pytest.mark.slow
@@ -46,16 +43,16 @@ def fab(*words: str) -> subprocess.CompletedProcess[str]:
         (f"image-scan --ref ghcr.io/a/b@sha256:{'1' * 64}", "image = "),
     ],
 )
-def test_a_mistake_is_one_line_and_no_traceback(words: str, line: str) -> None:
+def test_a_mistake_is_one_line_and_no_traceback(fab: Fab, words: str, line: str) -> None:
     said = fab(*words.split())
-    assert said.returncode in (1, 2), said.stdout
-    assert "Traceback" not in said.stderr
-    assert said.stderr.startswith(line)
+    assert said.code in (1, 2), said.out
+    assert "Traceback" not in said.err
+    assert said.err.startswith(line)
 
 
 @pytest.mark.slow
-def test_a_plan_needs_no_engine_and_is_json_where_asked() -> None:
-    found = json.loads(fab("image-plan", "--json").stdout)
+def test_a_plan_needs_no_engine_and_is_json_where_asked(fab: Fab) -> None:
+    found = json.loads(fab("image-plan", "--json").out)
     assert found["ref"].startswith("lustrain/trainer:cpu-torch")
     assert [one["layer"] for one in found["rebuilds"]["rebuild"]][-2:] == ["code", "image"]
 

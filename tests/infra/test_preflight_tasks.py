@@ -24,6 +24,7 @@ from infra.preflight import report, stackfile
 from infra.preflight.offline import OFFLINE
 from infra.preflight.online.run import ONLINE
 from lustrain import deployed as deployment
+from tests.fab import Fab
 from tests.infra.edits import STACKS, config, spec_of
 
 pytestmark = pytest.mark.slow
@@ -31,26 +32,31 @@ pytestmark = pytest.mark.slow
 HOUSE = Path(__file__).parents[2]
 
 
-def fab(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("fab")), *words]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PULUMI_"))}
-    clean["PULUMI_BACKEND_URL"] = "file://~"
-    return subprocess.run(
-        command, cwd=HOUSE, env={**clean, **environment}, capture_output=True, text=True, timeout=300, check=False
-    )
+def variables(**more: str) -> dict[str, str]:
+    """No credentials of whoever runs the tests, and a login of Pulumi."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PULUMI_"))}
+    return {**kept, "PULUMI_BACKEND_URL": "file://~", **more}
 
 
 def test_all_example_stacks_pass() -> None:
-    done = fab("preflight")
+    """The one command that starts here as its user starts it."""
+    command = [str(Path(sys.executable).with_name("fab")), "preflight"]
+    done = subprocess.run(command, cwd=HOUSE, env=variables(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{stack}:" in done.stdout for stack in STACKS)
 
 
-def test_what_is_planned_comes_with_the_rule_that_decided_it() -> None:
+@pytest.fixture
+def fab(fab: Fab) -> Fab:
+    """Takes variables of its environment by name."""
+    return lambda *words, **more: fab(*words, environment=variables(**more))
+
+
+def test_what_is_planned_comes_with_the_rule_that_decided_it(fab: Fab) -> None:
     done = fab("preflight", "--stack", "hyperpod-slurm-p5")
     planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: EFA at 1000 MB/s/TiB comes in steps of 4800"
-    assert planned in done.stdout
-    assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.stdout
+    assert planned in done.out
+    assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.out
 
 
 def test_preflight_ends_with_first_command_where_up_would_fail(
@@ -75,11 +81,11 @@ def test_preflight_shows_what_a_stack_costs_and_cost_has_sources(capsys: pytest.
     assert all(price["source"].startswith("https://") for part in data["parts"] for price in part["prices"])
 
 
-def test_findings_as_json_are_a_list_and_a_refusal_is_a_table() -> None:
+def test_findings_as_json_are_a_list_and_a_refusal_is_a_table(fab: Fab) -> None:
     done = fab("preflight", "--stack", "rehearsal", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    assert (done.code, json.loads(done.out)) == (0, [])
     done = fab("preflight", "--stack", "", "--json")
-    assert (done.returncode, json.loads(done.stdout)["error"]) == (2, done.stderr.splitlines())
+    assert (done.code, json.loads(done.out)["error"]) == (2, done.err.splitlines())
 
 
 NOTHING = {
@@ -105,18 +111,18 @@ POLICY = ["deployer-policy", "--stack", "ec2-spot-g6e", "--account"]
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_what_to_do(
-    words: list[str], environment: dict[str, str], said: str
+    fab: Fab, words: list[str], environment: dict[str, str], said: str
 ) -> None:
     done = fab(*words, **environment)
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
-    assert said in done.stderr
+    assert (done.code, len(done.err.strip().splitlines())) == (2, 1)
+    assert said in done.err
 
 
-def test_without_a_login_pulumi_is_not_even_run(tmp_path: Path) -> None:
+def test_without_a_login_pulumi_is_not_even_run(fab: Fab, tmp_path: Path) -> None:
     path = deployed(tmp_path, {"spec": config("rehearsal")["lustrain:cluster"]})
     done = fab(*EXPLAIN, PATH=path, PULUMI_BACKEND_URL="", PULUMI_HOME=str(tmp_path))
-    assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
-    assert "fix: `pulumi login` " in done.stderr
+    assert (done.code, done.out, len(done.err.strip().splitlines())) == (2, "", 1)
+    assert "fix: `pulumi login` " in done.err
 
 
 @pytest.mark.parametrize(
@@ -146,13 +152,13 @@ def test_a_login_is_where_pulumi_looks_for_it(
     assert deployment.logged_in() is there
 
 
-def test_a_pulumi_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
+def test_a_pulumi_that_fails_is_quoted_in_one_line(fab: Fab, tmp_path: Path) -> None:
     broken = tmp_path / "pulumi"
     broken.write_text("#!/bin/sh\necho 'error: no stack' >&2\necho 'named so' >&2\nexit 255\n", encoding="utf-8")
     broken.chmod(0o755)
     done = fab(*EXPLAIN, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
-    assert "error: no stack named so" in done.stderr
+    assert (done.code, len(done.err.strip().splitlines())) == (2, 1)
+    assert "error: no stack named so" in done.err
 
 
 def deployed(tmp_path: Path, outputs: dict[str, Any]) -> str:
@@ -166,60 +172,60 @@ def deployed(tmp_path: Path, outputs: dict[str, Any]) -> str:
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
-def test_deployed_spec_comes_from_outputs_with_edited_scripts(tmp_path: Path) -> None:
+def test_deployed_spec_comes_from_outputs_with_edited_scripts(fab: Fab, tmp_path: Path) -> None:
     spec, sha = config("rehearsal")["lustrain:cluster"], bundle(spec_of("rehearsal", {})).sha
     outputs = {"spec": spec, "bundle": sha}
     done = fab(*EXPLAIN, PATH=deployed(tmp_path, outputs))
-    assert (done.returncode, done.stdout.strip()) == (0, "nothing changes")
+    assert (done.code, done.out.strip()) == (0, "nothing changes")
     done = fab(*EXPLAIN, PATH=deployed(tmp_path, {"spec": spec, "bundle": "0123456789ab"}))
-    assert done.returncode == 0
-    assert f"for new nodes only: lifecycle: 0123456789ab becomes {sha}" in done.stdout
+    assert done.code == 0
+    assert f"for new nodes only: lifecycle: 0123456789ab becomes {sha}" in done.out
 
 
-def test_a_stack_that_was_never_up_cannot_be_compared(tmp_path: Path) -> None:
+def test_a_stack_that_was_never_up_cannot_be_compared(fab: Fab, tmp_path: Path) -> None:
     done = fab(*EXPLAIN, PATH=deployed(tmp_path, {}))
-    assert (done.returncode, done.stderr.strip().count("\n")) == (2, 0)
-    assert "no output `spec`" in done.stderr
+    assert (done.code, done.err.strip().count("\n")) == (2, 0)
+    assert "no output `spec`" in done.err
 
 
-def test_what_a_deployer_needs_comes_in_policies_that_iam_takes() -> None:
+def test_what_a_deployer_needs_comes_in_policies_that_iam_takes(fab: Fab) -> None:
     done = fab(*POLICY, "123456789012")
-    policies = json.loads(done.stdout)
-    assert done.returncode == 0
+    policies = json.loads(done.out)
+    assert done.code == 0
     assert all(policy["Version"] == "2012-10-17" and policy["Statement"] for policy in policies)
-    assert "ec2:RunInstances" in done.stdout
+    assert "ec2:RunInstances" in done.out
 
 
-def test_what_an_existing_role_of_the_nodes_needs_is_printed() -> None:
+def test_what_an_existing_role_of_the_nodes_needs_is_printed(fab: Fab) -> None:
     done = fab("node-policy", *POLICY[1:], "123456789012")
-    needed = json.loads(done.stdout)
-    assert done.returncode == 0
+    needed = json.loads(done.out)
+    assert done.code == 0
     assert needed["trust"]["Statement"][0]["Principal"] == {"Service": "ec2.amazonaws.com"}
     assert needed["managed"] == ["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"]
     assert "RunsReadWrite" in {one["Sid"] for one in needed["policy"]["Statement"]}
 
 
-def test_policy_of_another_role_is_printed_a_wrong_one_lists() -> None:
+def test_policy_of_another_role_is_printed_a_wrong_one_lists(fab: Fab) -> None:
     asked = ("node-policy", "--stack", "hyperpod-eks-g6e-spot", "--account", "123456789012", "--role")
-    needed = json.loads(fab(*asked, "eks-cluster").stdout)
+    needed = json.loads(fab(*asked, "eks-cluster").out)
     assert needed["managed"] == ["arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"]
     wrong = fab(*asked, "karpenter")
-    assert (wrong.returncode, "allowed: node, eks-cluster" in wrong.stderr) == (2, True), wrong.stderr
+    assert (wrong.code, "allowed: node, eks-cluster" in wrong.err) == (2, True), wrong.err
 
 
-def test_a_refused_change_ends_with_1_and_a_harmless_one_with_0(tmp_path: Path) -> None:
+def test_a_refused_change_ends_with_1_and_a_harmless_one_with_0(fab: Fab, tmp_path: Path) -> None:
     for stack, key, value, code in (("ec2-spot-g6e", "zone_id", "use1-az5", 1), ("rehearsal", "budget", None, 0)):
         spec = {**config(stack)["lustrain:cluster"], key: value}
         before = tmp_path / "before.yaml"
         before.write_text(yaml.safe_dump(spec), encoding="utf-8")
         done = fab("explain-change", "--stack", stack, "--old", str(before))
-        assert done.returncode == code, done.stdout + done.stderr
-        assert key in done.stdout
+        assert done.code == code, done.out + done.err
+        assert key in done.out
 
 
-def test_the_list_names_every_rule() -> None:
+def test_the_list_names_every_rule(fab: Fab) -> None:
     done = fab("preflight", "--list")
-    codes = [line.split()[0] for line in done.stdout.splitlines()]
+    codes = [line.split()[0] for line in done.out.splitlines()]
     assert set(codes) >= set(OFFLINE) | set(ONLINE)
     assert codes == sorted(codes)
 

@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fabric import Config, Connection
-from fabric.main import make_program
 
 from lustrain.cluster import to_json
 from lustrain.problem import USAGE, UserError
@@ -28,12 +27,14 @@ from node_setup.fleet.inventory import Source
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
 from node_setup.fleet.run import packed_agent, prepare
 from node_setup.request import Tuning, parse_tuning
+from tests.fab import Fab
 from tests.node_setup import slurm_machines
 from tests.node_setup.test_inventory import described
 from tests.ports import own_port
 
 ROOT = Path(__file__).parents[2]
 FAB = [sys.executable, "-m", "fabric"]
+Called = Callable[..., tuple[object, str, str]]
 
 
 @pytest.fixture
@@ -43,35 +44,18 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "HOME": str(tmp_path)}
 
 
-def fab(environment: Mapping[str, str], *words: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [*FAB, *words], cwd=ROOT, env=dict(environment), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.fixture
-def called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[object, str, str]]:
-    """The exit code of `fab` in this process, which spares its start, and what it printed."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("LUSTRAIN_CLUSTER", raising=False)
+def called(environment: dict[str, str], fab: Fab) -> Called:
+    """The exit code of `fab`, and what it printed."""
 
     def call(*words: str) -> tuple[object, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            make_program().run(["fab", *words])
-        return ended.value.code, *capsys.readouterr()
+        done = fab(*words, environment=environment)
+        return done.code, done.out, done.err
 
     return call
 
 
 NOBODY = "127.0.0.1:1"
-Called = Callable[..., tuple[object, str, str]]
-
-
 TUNE = f"node-tune --nodes {NOBODY}"
 
 
@@ -130,12 +114,12 @@ def test_flags_that_are_not_given_are_not_empty() -> None:
     "words", [["node-tune", "--nodes", ""], ["node-reboot", "--group", ","], ["node-tune", "--profile", ""]]
 )
 def test_empty_flag_does_not_mean_the_whole_cluster(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called
+    words: list[str], tmp_path: Path, environment: dict[str, str], called: Called
 ) -> None:
     file = tmp_path / "cluster.json"
     # Whoever asked it would be refused at once, and say so in the report.
     file.write_text(json.dumps(described(nodes={"addresses": ["127.0.0.1:1"]})))
-    monkeypatch.setenv("LUSTRAIN_CLUSTER", str(file))
+    environment["LUSTRAIN_CLUSTER"] = str(file)
     status, out, err = called(*words)
     assert (status, out, err.count("\n")) == (USAGE, "", 1)
     assert err.startswith(f"{words[1]} = {words[2]!r}: is empty; fix: ")
@@ -155,8 +139,8 @@ def test_flags_of_a_tune_come_together() -> None:
     assert (found.profile, found.force, found.allow_reboot) == ("cpu", True, False)
 
 
-def test_hosts_of_fabrics_own_flag_are_one_run(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FABRIC_NODE_SETUP_RETRIES", "0")
+def test_hosts_of_fabrics_own_flag_are_one_run(called: Called, environment: dict[str, str]) -> None:
+    environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
     status, out, _ = called("-H", f"{NOBODY},me@127.0.0.2:1", "node-tune", "--json")
     said = {one["name"]: one["outcome"] for one in json.loads(out)["nodes"]}
     assert (status, said) == (3, {"127.0.0.1:1": "unreachable", "127.0.0.2:1": "unreachable"})
@@ -217,32 +201,32 @@ def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_wrong_variable_is_one_line_and_flags_precede_it(environment: dict[str, str]) -> None:
+def test_wrong_variable_is_one_line_and_flags_precede_it(environment: dict[str, str], called: Called) -> None:
     environment["FABRIC_NODE_SETUP_MAX_PARALLEL"] = "many"
-    status, _, err = fab(environment, "node-facts", "--nodes", NOBODY)
+    status, _, err = called("node-facts", "--nodes", NOBODY)
     assert (status, err.count("\n"), err.partition(": ")[0]) == (USAGE, 1, "node_setup.max_parallel = 'many'")
     environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
-    assert fab(environment, "node-facts", "--nodes", NOBODY, "--max-parallel", "2")[0] == 3
+    assert called("node-facts", "--nodes", NOBODY, "--max-parallel", "2")[0] == 3
 
 
 @pytest.mark.slow
-def test_missing_node_is_in_the_report_and_the_exit_code(environment: dict[str, str]) -> None:
+def test_missing_node_is_in_the_report_and_the_exit_code(environment: dict[str, str], called: Called) -> None:
     environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
-    status, out, _ = fab(environment, "node-tune", "--check", "--nodes", NOBODY)
+    status, out, _ = called("node-tune", "--check", "--nodes", NOBODY)
     assert (status, "unreachable: connection refused; fix: check that the machine runs" in out) == (3, True)
-    status, out, err = fab(environment, "-H", NOBODY, "node-facts", "--json")
+    status, out, err = called("-H", NOBODY, "node-facts", "--json")
     said = json.loads(out)
     assert (status, said["exit"], said["nodes"][0]["outcome"], err) == (3, 3, "unreachable", "")
 
 
 @pytest.mark.slow
-def test_local_facts_need_no_root_and_change_nothing(environment: dict[str, str]) -> None:
+def test_local_facts_need_no_root_and_change_nothing(called: Called) -> None:
     watched = [Path("/var/lib/lustrain"), Path("/etc/lustrain"), Path("/etc/sysctl.d/90-lustrain.conf")]
     before = [one.exists() for one in watched]
-    status, out, _ = fab(environment, "node-facts", "--local", "--json")
+    status, out, _ = called("node-facts", "--local", "--json")
     [node] = json.loads(out)["nodes"]
     assert (status, node["result"]["kernel"]["release"], node["round_trips"]) == (0, os.uname().release, 1)
-    status, out, _ = fab(environment, "--dry", "node-tune", "--local", "--json")
+    status, out, _ = called("--dry", "node-tune", "--local", "--json")
     said = json.loads(out)
     assert (said["check"], said["exit"]) == (True, status)
     assert "changed" not in {row["status"] for row in said["nodes"][0]["result"]["rows"]}
@@ -310,12 +294,10 @@ def test_nodes_at_once_follow_the_way_to_them() -> None:
 
 
 @pytest.mark.slow
-def test_every_task_is_listed_with_what_its_exit_codes_mean(environment: dict[str, str]) -> None:
-    tasks = {
-        one["name"]: one["help"] for one in json.loads(fab(environment, "--list", "--list-format=json")[1])["tasks"]
-    }
+def test_every_task_is_listed_with_what_its_exit_codes_mean(called: Called) -> None:
+    tasks = {one["name"]: one["help"] for one in json.loads(called("--list", "--list-format=json")[1])["tasks"]}
     assert all("Exit code" in tasks[name] for name in ("node-facts", "node-tune", "node-verify", "node-reboot"))
-    shown = fab(environment, "--help", "node-tune")[1]
+    shown = called("--help", "node-tune")[1]
     flags = ("check", "limit", "serial", "fail-percent", "only", "set", "nodes", "strict-host-keys")
     assert [flag for flag in flags if f"--{flag}" not in shown] == []
 
