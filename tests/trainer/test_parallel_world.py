@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from lustrain.problem import UserError
 from tests.fork_server import ForkServer
+from tests.processes import wait_until
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
@@ -67,43 +67,27 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
     assert capfd.readouterr().err == "", "the error says it; torch adds a page of C++ frames"
 
 
-def meet(rank: int, port: int, attempt: str, timeout_s: int) -> subprocess.Popen[str]:
-    """A rank that says when it is ready to join, and does so once it reads a line."""
-    script = (
-        "from trainer import parallel\n"
-        "from trainer.config import ParallelConfig\n"
-        "print('ready', flush=True)\n"
-        "input()\n"
-        "try:\n"
-        f"    parallel.join(ParallelConfig(device='cpu', timeout_s={timeout_s}))\n"
-        "except Exception as error:\n"
-        "    raise SystemExit(error.exit_code)\n"
-    )
-    environment = Placement(2, (LOOPBACK, port)).environments({**os.environ, "LUSTRAIN_ATTEMPT": attempt})[rank]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdin=pipe, stdout=pipe, stderr=nothing, text=True
-    )
+def meet(rank: int, folder: Path, attempts: str, timeout_s: int) -> int:
+    """Joins as a rank of its attempt; 0, or the exit code."""
+    # Ranks that came one after the other would miss each other on a busy machine, whatever attempts they are of.
+    (folder / f"{rank} is ready").touch()
+    wait_until(lambda: len(list(folder.iterdir())) == len(attempts))
+    os.environ["LUSTRAIN_ATTEMPT"] = attempts[rank]
+    try:
+        parallel.join(ParallelConfig(device="cpu", timeout_s=timeout_s)).close()
+    except UserError as error:
+        return error.exit_code
+    return 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attempts", "code", "timeout_s"), [("11", 0, 300), ("12", EXIT_PEERS, 1)], ids=["one attempt", "two attempts"]
 )
-def test_ranks_of_two_attempts_never_meet(attempts: str, code: int, timeout_s: int) -> None:
-    placement = Placement.alone(2)
-    ranks = [meet(rank, placement.master[1], attempt, timeout_s) for rank, attempt in enumerate(attempts)]
-    # Ranks that came one after the other would miss each other on a busy machine, whatever attempts they are of.
-    for rank in ranks:
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == "ready\n"
-    for rank in ranks:
-        assert rank.stdin is not None
-        rank.stdin.write("\n")
-        rank.stdin.flush()
-    for rank in ranks:
-        rank.communicate(timeout=300)
-    assert [rank.returncode for rank in ranks] == [code, code]
+def test_ranks_of_two_attempts_never_meet(
+    fork_server: ForkServer, tmp_path: Path, attempts: str, code: int, timeout_s: int
+) -> None:
+    assert fork_server.call(meet, 2, tmp_path, attempts, timeout_s) == [code, code]
 
 
 def test_port_of_a_job_is_its_own_before_rank_0_listens() -> None:

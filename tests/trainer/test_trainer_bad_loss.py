@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.trainer.test_trainer_resume import counters, newest
 from tests.trainer.tiny_runs import commits, events, records, train, write_config
 from tests.trainer.tiny_task import Tiny
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease, read_lease
 from trainer.data import order
-from trainer.node.launcher import main as launch
 from trainer.storage import open_store
 
 BATCH, SAMPLES, SEED = 4, 64, 1
@@ -185,10 +185,10 @@ def test_roll_back_without_a_checkpoint_ends_with_1(
 
 
 @pytest.mark.slow
-def test_two_ranks_roll_back_together(config: Path, tmp_path: Path) -> None:
+def test_two_ranks_roll_back_together(fork_server: ForkServer, config: Path, tmp_path: Path) -> None:
     begin(config)
     sets = [word for pair in (*ROLL_BACK, "train.micro_batch=2") for word in ("--set", pair)]
-    assert launch(["--nproc", "2", "--", "train", str(config), *sets]) == 0
+    assert fork_server.start(["train", str(config), *sets], 2).wait() == [0, 0]
     (event,) = events(tmp_path / "run", "rolled_back")
     assert (event["step"], event["to_step"]) == (6, 4)
     assert [record["step"] for record in records(tmp_path / "run")] == list(range(1, 13))
