@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import yaml
@@ -324,6 +325,7 @@ def rule_file(time_scale: float = 1.0) -> dict[str, Any]:
     return {"groups": [{"name": GROUP, "rules": [*recordings, *(_rule(alert, time_scale) for alert in ALERTS)]}]}
 
 
+@cache
 def render(time_scale: float = 1.0) -> str:
     """Return the rule file as YAML."""
     return yaml.safe_dump(rule_file(time_scale), sort_keys=False, width=10_000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,6 +153,7 @@ def monitor_actions(settings: MonitorSettings) -> tuple[Right, ...]:
     return tuple(rights)
 
 
+@cache
 def rule_groups(cluster: str) -> str:
     """Return the rules as YAML for an AMP rule group namespace. A workspace adds no labels of its own to alerts, so each rule
     names the cluster."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from lustrain.problem import UserError, did_you_mean, problem
@@ -53,6 +54,7 @@ FSTAB = "/etc/fstab"
 """An administrator may have named a mount point here that would be ours."""
 
 
+@cache
 def load() -> tuple[Setting, ...]:
     """Return every setting of the packed agent or of the checkout. UserError where the tables are not right."""
     return parse(data.tables())
