@@ -94,6 +94,11 @@ def process_left_as_it_was(no_account: None) -> Iterator[None]:
         pytest.fail(f"this test left changed: {', '.join(changed)}", pytrace=False)
 
 
+def _written(descriptor: int) -> None:
+    """Refuses what os.fsync refuses: a descriptor that is not open."""
+    os.fstat(descriptor)
+
+
 _HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCHLD)
 _SET_ONCE = ("PYTEST_", "TORCH", "_TORCH", "TRITON_", "CUBLAS_", "DISABLE_CUPTI_", "TEARDOWN_CUPTI", "MPLCONFIGDIR")
 """Beginnings of what pytest, torch, the trainer's command for it, or matplotlib without a home sets once in a process."""
@@ -130,6 +135,14 @@ def one_reading_of_aws_models() -> Iterator[None]:
     """Sessions of this process share botocore's descriptions of services, which each would read from disk again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_a_disk() -> Iterator[None]:
+    """Files that this process syncs are written, and no more: no test takes the power away, and each sync waits for a disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", _written)
         yield
 
 
