@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from launch import backends
-from launch.backends import HeldJob
-from launch.runs import read_jobs
-from lustrain.problem import plain
+from launch.backends import HeldJob, PodBackend, RecordingBackend
+from launch.runs import read_jobs, read_record, registered_uri, supervisor_is_gone
+from lustrain.problem import UserError, plain
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.metrics.reader import last_steps, parts_of, read_part
@@ -25,6 +25,7 @@ WORDS: Mapping[int, str] = {
     EXIT_LOST_RUN: "taken over by a newer job",
 }
 STOPPED = "stopped"
+WITHOUT_LAUNCHER = "its launcher is gone"
 ENDED = (WORDS[EXIT_DONE], STOPPED)
 """States in which the run needs no job."""
 SILENT_S = 120.0
@@ -60,9 +61,34 @@ def read(store: ObjectStore, request: Mapping[str, Any] | None) -> dict[str, Any
         "submitted": read_jobs(store),
         "held": None,
         "ended_job": None,
+        "supervisor_is_gone": False,
         "pods": [],
         "attempts": launches.records,
     }
+
+
+def read_with_backend(store: ObjectStore, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Return the same with what the run's backend knows of its job; `warn` gets a line where that does not answer."""
+    request = read_record(store, journal.REQUEST)
+    state = read(store, request)
+    name = str(state["on"])
+    backend = backends.load(name)
+    if backend is None or state["state"] in ENDED:
+        return state
+    run, job = registered_uri(request, store), state["submitted"].get(name)
+    pods = None
+    try:
+        if isinstance(backend, PodBackend) and job:
+            pods = backend.pods(run, job)
+            state["pods"] = [asdict(pod) for pod in pods or ()]
+        state = with_held_job(state, backend.held_job(run))
+        if isinstance(backend, RecordingBackend) and job:
+            state["ended_job"] = backend.ended_job(run, job)
+    except UserError as error:
+        warn(str(error))
+    if request is not None and supervisor_is_gone(request):
+        state = with_lost_supervisor(state, pods_are_known=pods is not None)
+    return state
 
 
 def state_of(store: ObjectStore, launches: journal.Journal, steps: Sequence[Mapping[str, Any]]) -> str:
@@ -79,6 +105,16 @@ def with_held_job(state: Mapping[str, Any], held: HeldJob | None) -> dict[str, A
     return {**state, "state": text, "held": asdict(held)}
 
 
+def with_lost_supervisor(state: Mapping[str, Any], *, pods_are_known: bool) -> dict[str, Any]:
+    """Add that the process which supervised the run is gone, unless its last launch has ended as recorded: then it may have
+    left as it should."""
+    last = state["attempts"][-1] if state["attempts"] else None
+    if last is not None and "ended" in last:
+        return dict(state)
+    unmade = last is not None and pods_are_known and last["attempt"] not in [pod["launch"] for pod in state["pods"]]
+    return {**state, "supervisor_is_gone": True} | ({"state": WITHOUT_LAUNCHER} if unmade else {})
+
+
 def lines(state: Mapping[str, Any]) -> list[str]:
     """Return the state for people."""
     shown = [f"{state['run']}: {state['state']}"]
@@ -92,6 +128,8 @@ def lines(state: Mapping[str, Any]) -> list[str]:
     if held := state["held"]:
         shown.append(str(HeldJob(**held)))
     shown += [f"its job has ended: {state['ended_job']}"] if state["ended_job"] else []
+    if state["supervisor_is_gone"]:
+        shown.append("no fab train supervises it; next: the same fab train with --resume")
     shown += [
         f"pod {pod['name']}{' on ' + pod['node'] if pod['node'] else ''}: {plain(pod['state'])}"
         for pod in state["pods"]
@@ -108,7 +146,7 @@ def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | No
     code = last["code"]
     if stopped and code == EXIT_REQUEUE:
         return STOPPED
-    return WORDS.get(code, "its launcher is gone" if code is None else f"the last launch ended with {code}")
+    return WORDS.get(code, WITHOUT_LAUNCHER if code is None else f"the last launch ended with {code}")
 
 
 def is_silent(store: ObjectStore, launch: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ def submit(
         submission = backend.submit(request, plan, folder, store, output)
     except UserError as error:
         if not resume and error.exit_code != UNREACHABLE:
-            runs.unregister_run(store, plan.files)
+            runs.unregister_run(store, {**plan.files, runs.SUBMITTED: ""})
         raise
     if submission.job is not None:
         runs.save_job(store, request.backend, submission.job)

@@ -159,24 +159,9 @@ def _image(name: str | None) -> tuple[str, str]:
 @task("status")
 def status(flags: StatusFlags) -> TaskResult:
     """Show a run's state, step, loss, speed, checkpoints, launches, and whether a scheduler holds its job."""
-    from launch import backends, runs
     from launch import status as reading
-    from trainer.run.journal import REQUEST
 
-    store = _open(flags)
-    request = runs.read_record(store, REQUEST)
-    state = reading.read(store, request)
-    backend = backends.load(str(state["on"]))
-    if backend is not None and state["state"] not in reading.ENDED:
-        run, job = runs.registered_uri(request, store), state["submitted"].get(str(state["on"]))
-        try:
-            if isinstance(backend, backends.PodBackend) and job:
-                state["pods"] = [asdict(pod) for pod in backend.pods(run, job)]
-            state = reading.with_held_job(state, backend.held_job(run))
-            if isinstance(backend, backends.RecordingBackend) and job:
-                state["ended_job"] = backend.ended_job(run, job)
-        except UserError as error:
-            print_line(str(error))
+    state = reading.read_with_backend(_open(flags), print_line)
     return TaskResult(reading.lines(state), state)
 
 

@@ -111,23 +111,26 @@ class Pod:
     node: str | None
     state: str
     """For people: how it ended, that it runs, or why it waits."""
+    launch: int | None = None
+    """Of a run that has launches."""
 
 
 @runtime_checkable
 class PodBackend(Protocol):
-    """A backend whose scheduler restarts launchers itself, so that the run has no journal."""
+    """A backend whose launchers are pods, which may be there without a supervisor."""
 
-    def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod]:
-        """Return the pods of a submission's `job` that are still there, oldest first. UserError."""
+    def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod] | None:
+        """Return the pods of a submission's `job` that are still there, oldest first; None where nothing here can look.
+        UserError."""
         ...
 
 
 @runtime_checkable
 class RecordingBackend(Protocol):
-    """A backend whose scheduler may keep records of jobs that it has forgotten otherwise."""
+    """A backend whose scheduler knows how jobs ended."""
 
     def ended_job(self, run: str, job: Mapping[str, Any]) -> str | None:
-        """Return how a submission's `job` ended; None where it did not, waits again, or has no record. UserError."""
+        """Return how a submission's `job` ended; None where it did not, waits again, or that is not known. UserError."""
         ...
 
 

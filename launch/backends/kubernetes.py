@@ -174,6 +174,8 @@ class KubernetesBackend:
             return Submission(
                 (f"{request.run}: {end.why}",), data | {"exit_code": end.code, "why": end.why}, code=end.code
             )
+        # Before the server may have made it: also a start that is killed here leaves a Job that `fab stop` finds.
+        runs.save_job(store, request.backend, job)
         kubectl(options.namespace, options.context, "create", "--filename=-", text=plan.files[OBJECTS])
         lines = (
             f"{request.run}: job {request.name} in namespace {options.namespace}",
@@ -188,11 +190,21 @@ class KubernetesBackend:
     def held_job(self, run: str) -> HeldJob | None:
         return None
 
-    def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod]:
+    def pods(self, run: str, job: Mapping[str, Any]) -> list[Pod] | None:
         if shutil.which("kubectl") is None:
-            return []
+            return None
         name, namespace, context = _recorded_job(run, job)
         return [_pod_state(pod) for pod in _pods(_selector(name, job), namespace, context)]
+
+    def ended_job(self, run: str, job: Mapping[str, Any]) -> str | None:
+        """Return it as in RecordingBackend. A start that was killed may have recorded a Job that was not made."""
+        if job.get("supervised") or shutil.which("kubectl") is None:
+            return None
+        found = _job(*_recorded_job(run, job))
+        if found is None:
+            return "it is not there; next: the same fab train with --resume"
+        ends = [one for one in found["status"].get("conditions", []) if one["type"] in ENDED]
+        return ": ".join(ends[0][key] for key in ("type", "reason") if ends[0].get(key)) if ends else None
 
     def cancel(self, run: str, job: Mapping[str, Any] | None) -> list[str]:
         return [self.describe(job)] if job is not None and withdraw(run, job) else []
@@ -539,8 +551,10 @@ def supervise_run(request: RunRequest, store: ObjectStore, environ: Mapping[str,
     records = journal.read(store)
     if records and "ended" not in records[-1]:
         number, nodes = records[-1]["attempt"], records[-1]["nodes"]
-        print_line(f"launch {number} on {', '.join(nodes)} goes on, and is taken over")
-        if journal.finish(store, number, executor.follow(number, nodes))["code"] == DONE:
+        code = executor.take_over(number, nodes)
+        if code is None:
+            print_line(f"launch {number} has no pods: its fab train was gone before it made them, or they were deleted")
+        if journal.finish(store, number, code)["code"] == DONE:
             return Stop(DONE, "all steps are done")
     own = OwnedJournal(store, lambda nodes: None)
     end = supervise(executor, own, request.policy, print_line, max_wait_s=request.max_wait_s)
@@ -608,7 +622,8 @@ def _pod_state(pod: Mapping[str, Any]) -> Pod:
         state = ": ".join(["waits", *filter(None, (why.get("reason"), why.get("message")))])
     else:
         state = f"{phase} ({status['reason']})" if status.get("reason") else phase
-    return Pod(pod["metadata"]["name"], pod["spec"].get("nodeName"), state)
+    launch = pod["metadata"].get("labels", {}).get(LAUNCH)
+    return Pod(pod["metadata"]["name"], pod["spec"].get("nodeName"), state, int(launch) if launch else None)
 
 
 def _read_pods(pods: Sequence[str], namespace: str, context: str | None, seen: dict[str, str]) -> Iterator[LogLine]:

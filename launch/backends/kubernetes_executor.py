@@ -127,6 +127,17 @@ class KubernetesExecutor:
             return self.follow(number, nodes, should_end, delete=True)
         return self.follow(number, nodes, should_end)
 
+    def take_over(self, number: int, nodes: Sequence[str]) -> int | None:
+        """Follow a launch whose supervisor is gone, and return the job's exit code; None where it has no pod. UserError.
+
+        A supervisor may be lost before the server has made all pods: those that are there would wait for the others in vain.
+        """
+        found = len(self._pods(number))
+        if not found:
+            return None
+        self._log(f"launch {number} on {', '.join(nodes)} goes on, and is taken over")
+        return self.follow(number, nodes, delete=found < len(nodes))
+
     def follow(
         self, number: int, nodes: Sequence[str], should_end: Callable[[], bool] = lambda: False, *, delete: bool = False
     ) -> int:
@@ -205,8 +216,7 @@ class KubernetesExecutor:
         return code
 
     def _states(self, number: int, nodes: Sequence[str]) -> list[PodState]:
-        selector = f"{RUN_NAME}={self._needs.name},{LAUNCH}={number}"
-        pods = self._items("get", "pods", f"--selector={selector}")
+        pods = self._pods(number)
         by_index = {int(pod["metadata"]["name"].rpartition("-")[2]): pod for pod in pods}
         lost = self._silent_nodes() if not self._renewed.keys().isdisjoint(nodes) else frozenset()
         if any(pod["metadata"].get("deletionTimestamp") for pod in pods):
@@ -214,10 +224,15 @@ class KubernetesExecutor:
             lost |= {node for node in nodes if node not in ready}
         return [pod_state(by_index.get(index), lost) for index in range(len(nodes))]
 
+    def _pods(self, number: int) -> list[dict[str, Any]]:
+        return self._items("get", "pods", f"--selector={self._selector(number)}")
+
     def _delete(self, number: int) -> None:
         """Have the pods of a launch end: they get SIGTERM, save, and are killed after their grace."""
-        selector = f"{RUN_NAME}={self._needs.name},{LAUNCH}={number}"
-        self._kubectl("delete", "pods", f"--selector={selector}", "--wait=false")
+        self._kubectl("delete", "pods", f"--selector={self._selector(number)}", "--wait=false")
+
+    def _selector(self, number: int) -> str:
+        return f"{RUN_NAME}={self._needs.name},{LAUNCH}={number}"
 
     def _look(self) -> dict[str, str]:
         """Return, by node, why no pod of the run can start there. TemporarilyUnavailable."""

@@ -267,6 +267,18 @@ def test_pods_that_were_not_all_created_are_taken_away(server: Server) -> None:
     assert not server.pods
 
 
+@pytest.mark.parametrize(("made", "code", "deleted"), [(0, None, 0), (1, EXIT_PEERS, 1), (2, EXIT_DONE, 0)])
+def test_taken_over_launch_goes_on_if_its_pods_were_made(
+    server: Server, made: int, code: int | None, deleted: int
+) -> None:
+    """One that is there without the others would wait ten minutes for them, and blame their nodes."""
+    pods = json.loads(server.manifest(4, ["n1", "n2"]))[:made]
+    server.pods = {made["metadata"]["name"]: made for made in pods}
+    server.events = {4.0: lambda: [server.end(name, EXIT_DONE) for name in server.pods]}
+    assert server.executor().take_over(4, ["n1", "n2"]) == code
+    assert len(server.deleted) == deleted
+
+
 def test_launch_ends_where_pods_are_not_to_be_deleted(server: Server) -> None:
     """A user without that right has no pods either: the launch must not be followed for ever."""
     forbidden = UserError("kubectl: pods is forbidden: cannot delete", FAILED)
