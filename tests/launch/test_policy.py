@@ -171,6 +171,16 @@ def test_all_healthy_nodes_are_used_up_to_the_micro_batches(there: int, micro_ba
     assert policy.usable_nodes(there) == size
 
 
+@pytest.mark.parametrize(("micro_batches", "used", "idle"), [(64, 7, 0), (60, 7, 0), (50, 6, 1)])
+def test_run_of_eight_nodes_goes_on_with_the_seven_left(micro_batches: int, used: int, idle: int) -> None:
+    """Eight ranks a node: the micro-batches of a step need not divide among them."""
+    nodes = tuple(f"n{number}" for number in range(1, 9))
+    policy = RestartPolicy(min_nodes=2, max_nodes=8, ranks_per_node=8, micro_batches_per_step=micro_batches)
+    lost = Launch(1, nodes, code=75, ended=0.0, gained=100, start_s=10.0, step_s=1.0, blamed=("n8",))
+    move = start(after(lost, policy=policy, healthy=nodes[:7]))
+    assert (move.nodes, move.idle) == (nodes[:used], nodes[used : used + idle])
+
+
 @pytest.mark.parametrize(
     ("there", "ranks", "shard", "size"),
     [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.step.passes import Pass, passes
 
 
 @given(micro_batches=st.integers(1, 40), ranks=st.integers(1, 50))
+@example(micro_batches=64, ranks=56)
 def test_each_micro_batch_counts_once_and_passes_are_equal(micro_batches: int, ranks: int) -> None:
     by_rank = [passes(micro_batches, rank, ranks) for rank in range(ranks)]
     assert {len(mine) for mine in by_rank} == {-(-micro_batches // ranks)}

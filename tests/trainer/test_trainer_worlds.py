@@ -101,6 +101,31 @@ def test_a_killed_run_of_three_uneven_ranks_resumes_bit_for_bit(fork_server: For
     assert newest(tmp_path / "run")[1] == newest(tmp_path / "whole")[1]
 
 
+@pytest.mark.slow
+def test_run_of_four_ranks_that_loses_one_goes_on_with_three(fork_server: ForkServer, tmp_path: Path) -> None:
+    """Eight micro-batches a step, which three ranks cannot share evenly. The four wait before step 50 until they are killed."""
+    go = tmp_path / "go"
+    sets = ("train.global_batch=16", "metrics.batch_digest=true", f"task.hold={go}")
+    config = write_config(tmp_path, 60, 2, every_steps=10)
+    lost = fork_server.start(words(config, *sets), 4)
+    wait_until(lambda: commits(tmp_path / "run"))
+    lost.send(signal.SIGKILL)
+    assert lost.wait() == [-signal.SIGKILL] * 4
+    committed = commits(tmp_path / "run")[-1].step
+    go.touch()
+    smaller = fork_server.start(words(config, *sets), 3)
+    assert smaller.wait() == [0] * 3, smaller.said()
+    (resumed,) = events(tmp_path / "run", "resumed")
+    assert (resumed["step"], resumed["saved_world_size"]) == (committed, 4)
+    assert train(config, *sets, f"run.uri={tmp_path}/whole") == 0
+    found, expected = records(tmp_path / "run"), records(tmp_path / "whole")
+    assert {record["world_size"] for record in found} == {4, 3}
+    for exact in ("step", "batch_digest"):
+        assert [record[exact] for record in found] == [record[exact] for record in expected]
+    for close in ("loss", "grad_norm"):
+        assert [record[close] for record in found] == pytest.approx([one[close] for one in expected], rel=1e-6, abs=0)
+
+
 def test_a_surplus_pass_is_the_ranks_first_one_again(tmp_path: Path) -> None:
     """The same samples and the same numbers drawn: its gradient is finite where that of the first is."""
     task = Tiny(TinyOptions(), seed=1)
