@@ -33,7 +33,7 @@ from rehearsal.lab.containers.base import checkout, push_base
 from rehearsal.lab.containers.container import Container, docker
 from rehearsal.lab.containers.engine import Engine, reachable, why_not
 from rehearsal.lab.containers.registry import Registry
-from rehearsal.nodes import Scenario
+from rehearsal.nodes import Scenario, at_end
 from rehearsal.proof import Promise, Records, close_losses
 from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.verify import verify_checkpoint
@@ -95,15 +95,17 @@ class Begun:
             reason = str(self.reason)
             plan = partial(show_plan, self._folder, reason)
             return [
-                Scenario("the plan of the trainer's image", "versions, locks, plan", "no engine to build with", plan)
+                Scenario(
+                    "the plan of the trainer's image", "versions, locks, plan", "no engine to build with", at_end(plan)
+                )
             ]
         where = "engine of its own" if self._own else "this user's engine"
         emulated = f"registry on loopback, base by mmdebstrap ({where})"
         built = "the trainer's image: built beside the stages above, checked, pushed"
         trained = f"{run.ranks} ranks in a container of that digest, until docker stop"
         return [
-            Scenario(built, BUILT, emulated, self._work.result),
-            Scenario(trained, RAN, "S3", lambda: train(self.lab, run)),
+            Scenario(built, BUILT, emulated, at_end(self._work.result)),
+            Scenario(trained, RAN, "S3", at_end(lambda: train(self.lab, run))),
         ]
 
     def done(self) -> None:

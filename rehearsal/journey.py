@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from rehearsal.stages import (
     newest,
     run_scenarios,
 )
+from rehearsal.teardown import Teardown
 from rehearsal.watch import ALERT, LOOPBACK, TIME_SCALE, watch, why_not
 from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.export import export
@@ -79,13 +81,12 @@ def run_journey(steps: int, seed: int, picture: Path, *, slurm: bool = False) ->
 
     StoppedError where not all stages could be run to their end.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="lustrain-rehearsal-") as name,
-        LocalAws() as aws,
-        LocalMetadata() as metadata,
-        nodes.begun(Path(name, "nodes")) as tuned,
-        images.begun(Path(name, "images")) as image,
-    ):
+    with Teardown() as down:
+        name = down.enter("the temporary folder", tempfile.TemporaryDirectory(prefix="lustrain-rehearsal-"))
+        aws = down.enter("the embedded AWS", LocalAws())
+        metadata = down.enter("the metadata service", LocalMetadata())
+        tuned = down.enter("the nodes", nodes.begun(Path(name, "nodes")))
+        image = down.enter("the image's build", images.begun(Path(name, "images")))
         endpoints = {**aws.environment, **metadata.environment}
         # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.
         threads = {"OMP_NUM_THREADS": "1"}
@@ -96,9 +97,12 @@ def run_journey(steps: int, seed: int, picture: Path, *, slurm: bool = False) ->
         }  # fmt: skip
         os.environ.update(endpoints)
         journey = Journey(steps, random.Random(seed), Path(name), environment, aws, metadata, slurm)
+        ranks = ExitStack()
+        ranks.callback(journey.end_jobs)
+        down.enter("the ranks", ranks)
         try:
             bring_up(journey)
-            with scheduled.begun(journey) as stack:
+            with down.part("the nodes of Slurm", scheduled.begun(journey)) as stack:
                 set_up_nodes(journey, tuned)
                 tokenize(journey)
                 reference(journey)
@@ -109,8 +113,6 @@ def run_journey(steps: int, seed: int, picture: Path, *, slurm: bool = False) ->
             take_down(journey)
         except BaseException as error:
             raise StoppedError(journey, error) from error
-        finally:
-            journey.end_jobs()
         return journey
 
 

@@ -12,10 +12,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from posixpath import dirname
 from threading import Event
@@ -47,14 +48,38 @@ FIRST_BOOT = ("env", "LUSTRAIN_FLUSH_SECONDS=0", "bash", "-c", 'source "$1/node.
 Tree = dict[str, tuple[str, str]]
 
 
+Judging = Generator[Promise, None, str]
+"""Yields promises as they are judged, and returns the outcome: one that fails midway has told what it judged before."""
+
+
 @dataclass(frozen=True)
 class Scenario:
-    """A stage; `run` returns its outcome and its promises."""
+    """A stage."""
 
     name: str
     real: str
     emulated: str
-    run: Callable[[], tuple[str, list[Promise]]]
+    run: Callable[[], Judging]
+
+
+def collect(judging: Judging, promises: list[Promise]) -> str:
+    """Add promises as they are judged, and return the outcome."""
+    while True:
+        try:
+            promises.append(next(judging))
+        except StopIteration as end:
+            return str(end.value)
+
+
+def at_end(work: Callable[[], tuple[str, list[Promise]]]) -> Callable[[], Judging]:
+    """Return the `run` of a scenario that judges all promises in its end."""
+
+    def run() -> Judging:
+        outcome, promises = work()
+        yield from promises
+        return outcome
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -106,7 +131,11 @@ def scenarios(folder: Path) -> Iterator[list[Scenario]]:
     reason = why_not()
     if reason is not None:
         name = "facts and plan of this machine by the packed agent"
-        yield [Scenario(name, "fab, agent, facts", "no nodes to tune", lambda: inspect_this_machine(folder, reason))]
+        yield [
+            Scenario(
+                name, "fab, agent, facts", "no nodes to tune", at_end(lambda: inspect_this_machine(folder, reason))
+            )
+        ]
         return
     with Lab(NODES, KIND, metadata=True) as lab:
         fleet = Fleet(lab, folder)
@@ -118,21 +147,39 @@ def scenarios(folder: Path) -> Iterator[list[Scenario]]:
 
 
 def _run_all(folder: Path, stopped: Event) -> list[Scenario]:
+    """Run them until one fails. The error of that one, or of the nodes themselves, comes where its stage is told."""
     over: list[Scenario] = []
-    with scenarios(folder) as found:
-        for scenario in found:
-            if stopped.is_set():
-                break
-            over.append(_run(scenario))
+    try:
+        with scenarios(folder) as found:
+            for scenario in found:
+                if stopped.is_set():
+                    break
+                done, failed = _run(scenario)
+                over.append(done)
+                if failed:
+                    break
+    except Exception as error:  # noqa: BLE001 -- it is raised where its stage is told
+        over.append(Scenario("nodes made of namespaces", REAL, SIMULATED, partial(_tell, [], error)))
     return over
 
 
-def _run(scenario: Scenario) -> Scenario:
-    """Run it, and return the same that only tells what came out."""
+def _run(scenario: Scenario) -> tuple[Scenario, bool]:
+    """Run it, and return the same that only tells what came out, and whether it failed."""
     began = time.monotonic()
-    outcome, promises = scenario.run()
-    result = f"{outcome}; {time.monotonic() - began:.0f} s, beside the first stage", promises
-    return replace(scenario, run=lambda: result)
+    promises: list[Promise] = []
+    try:
+        outcome = collect(scenario.run(), promises)
+    except Exception as error:  # noqa: BLE001 -- it is raised where its stage is told
+        return replace(scenario, run=partial(_tell, promises, error)), True
+    took = f"{outcome}; {time.monotonic() - began:.0f} s, beside the first stage"
+    return replace(scenario, run=partial(_tell, promises, took)), False
+
+
+def _tell(promises: Sequence[Promise], end: str | Exception) -> Judging:
+    yield from promises
+    if isinstance(end, Exception):
+        raise end
+    return end
 
 
 class Fleet:
@@ -147,28 +194,27 @@ class Fleet:
         for node in lab.nodes:
             write_group(node)
 
-    def tune(self) -> tuple[str, list[Promise]]:
+    def tune(self) -> Judging:
         """Tune the nodes: the first pass changes them, the second has nothing to do."""
         first = self.fab("node-tune")
         changed = [len(first.settings(name, Status.CHANGED)) for name in first.nodes]
+        yield Promise(
+            "node-tune brings every node to its wanted state", not first.status and min(changed) > 0, str(first)
+        )
         tuned = self.trees()
         second = self.fab("node-tune")
         left = second.total(Status.CHANGED)
         untouched = self.trees() == tuned
         amount = "–".join(map(str, sorted({min(changed), max(changed)})))
         files = "no file changed" if untouched else "files changed"
-        return f"{amount} settings changed on each of {len(changed)} nodes; in the second pass {left}", [
-            Promise(
-                "node-tune brings every node to its wanted state", not first.status and min(changed) > 0, str(first)
-            ),
-            Promise(
-                "node-tune: a second pass changes nothing",
-                not second.status and not left and untouched,
-                f"{second}, {files}",
-            ),
-        ]
+        yield Promise(
+            "node-tune: a second pass changes nothing",
+            not second.status and not left and untouched,
+            f"{second}, {files}",
+        )
+        return f"{amount} settings changed on each of {len(changed)} nodes; in the second pass {left}"
 
-    def replace(self) -> tuple[str, list[Promise]]:
+    def replace(self) -> Judging:
         """Boot a node with a new disk, a new host key and its user data for the first time, then again."""
         node, like = self.lab.nodes[-1], self.lab.nodes[0]
         node.replace()
@@ -178,41 +224,39 @@ class Fleet:
         booted = node.exec(*FIRST_BOOT, BUNDLE, f"{BUNDLE}/{AGENT}", check=False)
         own, theirs = tree(node), tree(like)
         differ = sorted(path for path in own.keys() | theirs.keys() if own.get(path) != theirs.get(path))
+        yield Promise(
+            "a replaced node ends byte-identical to a tuned one, without manual steps",
+            not booted.returncode and not differ and not had and owned.AGENT in own,
+            f"differ: {', '.join(differ)}" if differ else f"{len(own)} files, links and folders",
+        )
         node.reboot()
         check = self.fab("node-tune", "--check")
+        yield Promise("node-tune --check finds nothing to do on it, also after a reboot", not check.status, str(check))
         ended = f"its first boot ends with {booted.returncode}"
-        return f"{node.name}: {ended}; after a reboot {check.total(Status.CHANGE)} settings are to change", [
-            Promise(
-                "a replaced node ends byte-identical to a tuned one, without manual steps",
-                not booted.returncode and not differ and not had and owned.AGENT in own,
-                f"differ: {', '.join(differ)}" if differ else f"{len(own)} files, links and folders",
-            ),
-            Promise("node-tune --check finds nothing to do on it, also after a reboot", not check.status, str(check)),
-        ]
+        return f"{node.name}: {ended}; after a reboot {check.total(Status.CHANGE)} settings are to change"
 
-    def verify(self) -> tuple[str, list[Promise]]:
+    def verify(self) -> Judging:
         """Verify all nodes; then one of them loses its file system, and only that one may fail."""
         before = self.fab("node-verify")
         checks = before.verdicts(self.lab.nodes[-1].name)
         amiss = [f"{check} {status}" for check, status in checks.items() if status not in (Status.OK, Status.SKIPPED)]
+        ready = f"{len(before.ready)} of {len(before.nodes)} ready"
+        yield Promise(
+            "node-verify finds every node ready, the replaced one too",
+            not before.status and len(before.ready) == len(self.lab.nodes),
+            f"{ready}, {before}",
+        )
         lost = self.lab.nodes[1]
         lost.exec("umount", MOUNT, check=False)
         after = self.fab("node-verify")
         out = sorted(set(before.ready) - set(after.ready))
-        ready = f"{len(before.ready)} of {len(before.nodes)} ready"
+        yield Promise(
+            "node-verify tells the node that lost its Lustre from the others",
+            out == [lost.name],
+            str(after.nodes[lost.name].get("drain")),
+        )
         unlike = ", ".join(amiss) or "nothing"
-        return f"{ready}; of {len(checks)} checks not passed: {unlike}; without {MOUNT} not ready: {', '.join(out)}", [
-            Promise(
-                "node-verify finds every node ready, the replaced one too",
-                not before.status and len(before.ready) == len(self.lab.nodes),
-                f"{ready}, {before}",
-            ),
-            Promise(
-                "node-verify tells the node that lost its Lustre from the others",
-                out == [lost.name],
-                str(after.nodes[lost.name].get("drain")),
-            ),
-        ]
+        return f"{ready}; of {len(checks)} checks not passed: {unlike}; without {MOUNT} not ready: {', '.join(out)}"
 
     def fab(self, task: str, *flags: str) -> NodeTaskResult:
         known = self.folder / "known_hosts"

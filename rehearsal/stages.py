@@ -16,7 +16,7 @@ from infra.local.metadata import LocalMetadata
 from lustrain.cluster import Cluster
 from rehearsal import hold
 from rehearsal.clock import clock
-from rehearsal.nodes import Scenario
+from rehearsal.nodes import Scenario, collect
 from rehearsal.proof import Promise
 from rehearsal.provision import Provisioned
 from rehearsal.watch import Watch
@@ -161,8 +161,7 @@ def newest_step(journey: Journey) -> int:
 def run_scenarios(journey: Journey, scenarios: Iterable[Scenario]) -> None:
     for scenario in scenarios:
         with journey.stage(scenario.name, real=scenario.real, emulated=scenario.emulated) as stage:
-            stage["outcome"], promises = scenario.run()
-            journey.promises += promises
+            stage["outcome"] = collect(scenario.run(), journey.promises)
 
 
 def finish(journey: Journey, name: str, job: LocalJob) -> str:

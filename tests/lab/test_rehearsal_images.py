@@ -12,6 +12,7 @@ import pytest
 
 from rehearsal import images
 from rehearsal.journey import CONFIG
+from tests.lab.judged import judged
 from trainer.storage import open_store
 
 WHY = "an engine of our own needs root; fix: run as root"
@@ -34,7 +35,7 @@ def test_without_an_engine_the_plan_is_shown_with_the_reason(
 ) -> None:
     with images.begun(tmp_path / "images") as image:
         (scenario,) = image.scenarios(run(tmp_path))
-        outcome, promises = scenario.run()
+        outcome, promises = judged(scenario.run())
     assert outcome.startswith(WHY)
     assert promises == []
     said = capsys.readouterr().out
@@ -48,7 +49,7 @@ def test_where_everything_is_required_a_missing_engine_breaks_it(
 ) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
     with images.begun(tmp_path / "images") as image:
-        _, (promise,) = image.scenarios(run(tmp_path))[0].run()
+        _, (promise,) = judged(image.scenarios(run(tmp_path))[0].run())
     assert (promise.kept, promise.figure) == (False, WHY)
 
 
@@ -59,7 +60,7 @@ def test_with_the_users_engine_what_is_needed_besides_is_listed(
     monkeypatch.setattr(images.shutil, "which", lambda name: None if name == "mmdebstrap" else f"/usr/bin/{name}")
     with images.begun(tmp_path / "images") as image:
         (scenario,) = image.scenarios(run(tmp_path))
-        outcome, _ = scenario.run()
+        outcome, _ = judged(scenario.run())
     assert "there is no mmdebstrap" in outcome
 
 
@@ -74,7 +75,7 @@ def test_failed_build_fails_its_stage_and_not_the_ones_beside_it(
     with images.begun(tmp_path / "images") as image:
         built, _ = image.scenarios(run(tmp_path))
         with pytest.raises(RuntimeError, match="dockerd did not start"):
-            built.run()
+            judged(built.run())
 
 
 def test_journey_that_stops_takes_the_engine_from_a_build_under_way(
@@ -143,7 +144,7 @@ def test_engine_that_cannot_be_removed_is_told_at_the_end(
 
     def journey() -> None:
         with images.begun(tmp_path / "images") as image:
-            image.scenarios(run(tmp_path))[0].run()
+            judged(image.scenarios(run(tmp_path))[0].run())
             if stopped:
                 raise KeyboardInterrupt
             image.done()

@@ -9,6 +9,7 @@ import pytest
 from node_setup.agent import owned
 from rehearsal import nodes
 from rehearsal.lab.nodes import Lab
+from tests.lab.judged import judged
 from tests.lab.nodes import StartLab
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ def fleet_of(lab: Lab, folder: Path) -> nodes.Fleet:
 
 def test_nodes_tuned_replaced_and_judged_keep_every_promise(lab: StartLab, tmp_path: Path) -> None:
     fleet = fleet_of(lab(2), tmp_path)
-    played = [fleet.tune(), fleet.replace(), fleet.verify()]
+    played = [judged(run()) for run in (fleet.tune, fleet.replace, fleet.verify)]
     assert [promise for _, promises in played for promise in promises if not promise.kept] == []
     assert [len(promises) for _, promises in played] == [2, 2, 2]
 
@@ -41,7 +42,7 @@ def test_empty_first_pass_or_busy_second_one_breaks_its_promise(
     fleet = fleet_of(lab(1), tmp_path)
     (node,) = fleet.lab.nodes
     fleet.fab("node-tune")
-    _, (brought, nothing) = fleet.tune()
+    _, (brought, nothing) = judged(fleet.tune())
     assert (brought.kept, nothing.kept) == (False, True)
     plain = fleet.fab
 
@@ -50,7 +51,7 @@ def test_empty_first_pass_or_busy_second_one_breaks_its_promise(
         return plain(task)
 
     monkeypatch.setattr(fleet, "fab", drifting)
-    _, (brought, nothing) = fleet.tune()
+    _, (brought, nothing) = judged(fleet.tune())
     assert (brought.kept, nothing.kept) == (True, False)
 
     told: list[str] = []
@@ -63,7 +64,7 @@ def test_empty_first_pass_or_busy_second_one_breaks_its_promise(
         return said
 
     monkeypatch.setattr(fleet, "fab", careless)
-    _, (_, nothing) = fleet.tune()
+    _, (_, nothing) = judged(fleet.tune())
     assert not nothing.kept
     assert "files changed" in nothing.figure
 
@@ -74,7 +75,7 @@ def test_a_node_that_was_never_blank_proves_nothing(
     fleet = fleet_of(lab(2), tmp_path)
     fleet.fab("node-tune")
     monkeypatch.setattr(fleet.lab.nodes[-1], "replace", lambda: None)
-    _, (identical, _) = fleet.replace()
+    _, (identical, _) = judged(fleet.replace())
     assert not identical.kept
 
 
@@ -84,12 +85,12 @@ def test_replaced_node_that_is_not_tuned_breaks_its_promises(
     monkeypatch.setattr(nodes, "FIRST_BOOT", ("true",))
     fleet = fleet_of(lab(2), tmp_path)
     fleet.fab("node-tune")
-    _, (identical, nothing_to_do) = fleet.replace()
+    _, (identical, nothing_to_do) = judged(fleet.replace())
     assert not identical.kept
     assert owned.AGENT in identical.figure
     assert not nothing_to_do.kept
     assert "exit 4" in nothing_to_do.figure
-    _, (ready, told) = fleet.verify()
+    _, (ready, told) = judged(fleet.verify())
     assert not ready.kept
     assert "1 of 2 ready" in ready.figure
     assert not told.kept
@@ -102,7 +103,7 @@ def test_one_byte_or_one_mode_that_differs_breaks_the_promise(
     monkeypatch.setattr(nodes, "FIRST_BOOT", (*nodes.FIRST_BOOT[:-2], spoilt, nodes.FIRST_BOOT[-1]))
     fleet = fleet_of(lab(2), tmp_path)
     fleet.fab("node-tune")
-    _, (identical, _) = fleet.replace()
+    _, (identical, _) = judged(fleet.replace())
     assert (identical.kept, identical.figure) == (False, f"differ: {owned.LIMITS}, {owned.SYSCTL}")
 
 
@@ -110,7 +111,7 @@ def test_one_byte_or_one_mode_that_differs_breaks_the_promise(
 def test_without_a_lab_this_machine_is_read_and_report_says_why(tmp_path: Path) -> None:
     with nodes.scenarios(tmp_path / "nodes") as scenarios:
         (scenario,) = scenarios
-        outcome, (promise,) = scenario.run()
+        outcome, (promise,) = judged(scenario.run())
     assert outcome.startswith(WHY)
     assert promise.kept, promise.figure
     assert "simulated" not in f"{scenario.real} {scenario.emulated}"
@@ -120,7 +121,7 @@ def test_without_a_lab_this_machine_is_read_and_report_says_why(tmp_path: Path) 
 def test_where_everything_is_required_a_missing_lab_breaks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
     with nodes.scenarios(tmp_path / "nodes") as (scenario,):
-        _, promises = scenario.run()
+        _, promises = judged(scenario.run())
     assert [(promise.kept, promise.figure) for promise in promises][1:] == [(False, WHY)]
 
 
@@ -137,5 +138,5 @@ def test_file_of_ours_that_appears_meanwhile_breaks_the_promise(
     monkeypatch.setattr(nodes, "OURS", (str(tmp_path / "owned"),))
     monkeypatch.setattr(nodes, "fab", writes)
     with nodes.scenarios(tmp_path / "nodes") as (scenario,):
-        _, (promise,) = scenario.run()
+        _, (promise,) = judged(scenario.run())
     assert not promise.kept

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from lustrain.problem import UserError
 from rehearsal import journey as journeys
-from rehearsal import tasks
+from rehearsal import nodes, tasks
 from rehearsal.proof import (
     Promise,
     StepTimes,
@@ -178,3 +179,42 @@ def test_rehearsal_that_ends_early_tells_what_it_judged(
     assert "figure" in said.out
     assert ("Traceback" in said.err) is traced
     assert not (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("broken", "told", "stages", "at"),
+    [
+        ("scenario", ["one", "two"], ["first"], "second"),
+        ("lab", ["one", "two", "three"], ["first", "second", "third"], "nodes made of namespaces"),
+    ],
+)
+def test_nodes_that_fail_midway_keep_what_was_judged(
+    broken: str, told: list[str], stages: list[str], at: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def scenario(name: str, promise: str, *, fails: bool = False) -> nodes.Scenario:
+        def judge() -> nodes.Judging:
+            yield Promise(promise, True, "")
+            if fails:
+                raise RuntimeError("no answer")
+            return "done"
+
+        return nodes.Scenario(name, "", "", judge)
+
+    @contextmanager
+    def scenarios(folder: Path) -> Iterator[list[nodes.Scenario]]:
+        yield [
+            scenario("first", "one"),
+            scenario("second", "two", fails=broken == "scenario"),
+            scenario("third", "three"),
+        ]
+        if broken == "lab":
+            raise RuntimeError("a mount is busy")
+
+    monkeypatch.setattr(nodes, "scenarios", scenarios)
+    parts: Any = (None, None)
+    journey = journeys.Journey(48, random.Random(0), tmp_path, {}, *parts)
+    with nodes.begun(tmp_path) as tuned, pytest.raises(RuntimeError):
+        journeys.set_up_nodes(journey, tuned)
+    assert [promise.text for promise in journey.promises] == told
+    assert [stage.name for stage in journey.stages] == stages
+    assert journey.at == at
