@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,9 +26,9 @@ from trainer.interrupt.metadata import (
     endpoint,
     spot_deadline,
 )
-from trainer.interrupt.signals import SignalFlag
 
 HOUR = 3600.0
+METADATA = InterruptConfig(metadata=True)
 STARTED, NOW = 1_800_000_000.0, 1000.0
 """What the clocks of the service and of its client show, always."""
 
@@ -273,75 +274,70 @@ def test_the_endpoint_follows_the_variables_of_the_sdks() -> None:
     assert endpoint({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9/"}) == "http://127.0.0.1:9"
 
 
-@pytest.fixture
-def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released whenever a watch has asked all its sources."""
-    asked, wait = threading.Semaphore(0), SignalFlag.wait
-
-    def counted(flag: SignalFlag, timeout_s: float) -> None:
-        asked.release()
-        wait(flag, timeout_s)
-
-    monkeypatch.setattr(SignalFlag, "wait", counted)
-    return asked
-
-
-def three_polls(polls: threading.Semaphore) -> None:
-    for _ in range(3):
-        assert polls.acquire(timeout=300)
+def watcher(
+    config: InterruptConfig, environ: dict[str, str], seen: list[Any] | None = None, **ranks: int
+) -> NoticeWatcher:
+    """A watch whose clocks stand, and whose thread is not started."""
+    return NoticeWatcher(
+        config,
+        environ=environ,
+        on_event=lambda kind, fields: None if seen is None else seen.append((kind, fields)),
+        local_clock=lambda: STARTED,
+        monotonic=lambda: NOW,
+        **ranks,
+    )
 
 
-def wait_for(watch: NoticeWatcher) -> Notice:
-    wait_until(watch.notice)
-    notice = watch.notice()
+def test_watch_tells_a_notice_with_the_time_that_is_left() -> None:
+    seen: list[Any] = []
+    body = json.dumps({"action": "terminate", "time": IN_90_S})
+    with Scripted({SPOT_PATH: body}).serving() as environ, closing(watcher(METADATA, environ, seen)) as watch:
+        watch.look()
+        watch.look()
+        notice = watch.notice()
     assert notice is not None
-    return notice
+    assert (notice.source, notice.deadline) == ("spot", NOW + 90)
+    ends = datetime.fromtimestamp(STARTED + 90, UTC).isoformat().replace("+00:00", "Z")
+    assert [(kind, fields["source"], fields["deadline"]) for kind, fields in seen] == [("notice", "spot", ends)]
 
 
-def test_the_watch_sees_a_notice_within_a_poll_or_two(imds: LocalMetadata) -> None:
-    events: list[Any] = []
+@pytest.mark.slow
+def test_thread_of_the_watch_sees_a_notice(imds: LocalMetadata) -> None:
     config = InterruptConfig(metadata=True, poll_s=0.05)
-    with NoticeWatcher(config, environ=imds.environment, on_event=lambda kind, fields: events.append(kind)) as watch:
+    with NoticeWatcher(config, environ=imds.environment) as watch:
         assert watch.notice() is None
-        began = time.monotonic()
         imds.spot_notice(in_s=60)
-        announced = time.monotonic()
-        notice = wait_for(watch)
-        ended = time.monotonic()
-    assert notice.deadline is not None
-    assert began + 57 - (ended - began) < notice.deadline <= announced + 60
+        wait_until(watch.notice)
+        notice = watch.notice()
+    assert notice is not None
     assert notice.instance_id == "i-0123456789abcdef0"
-    assert "warning" not in events
 
 
 def test_stop_file_without_a_deadline_gives_way_to_a_spot_notice(imds: LocalMetadata, tmp_path: Any) -> None:
     stop = tmp_path / "STOP"
-    config = InterruptConfig(metadata=True, poll_s=0.02, stop_uri=str(stop))
-    with NoticeWatcher(config, environ=imds.environment) as watch:
-        stop.touch()
-        first = wait_for(watch)
-        assert first.source == "stop-file"
-        imds.spot_notice()
-        wait_until(lambda: watch.notice() is not first)
-        assert wait_for(watch).source == "spot"
+    config = InterruptConfig(metadata=True, stop_uri=str(stop))
+    with closing(watcher(config, imds.environment)) as watch:
+        sources = []
+        for happen in (stop.touch, imds.spot_notice):
+            happen()
+            watch.look()
+            notice = watch.notice()
+            sources.append(notice and notice.source)
+    assert sources == ["stop-file", "spot"]
 
 
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "metadata", "source"),
+    [(9, 1, True, None), (8, 0, True, "spot"), (0, 0, False, "stop-file")],
+)
 def test_only_local_rank_0_polls_and_only_rank_0_reads_stop_file(
-    imds: LocalMetadata, tmp_path: Any, polls: threading.Semaphore
+    imds: LocalMetadata, tmp_path: Any, rank: int, local_rank: int, metadata: bool, source: str | None
 ) -> None:
     (tmp_path / "STOP").touch()
     imds.spot_notice()
-    config = InterruptConfig(metadata=True, poll_s=0.01, stop_uri=str(tmp_path / "STOP"))
-    with NoticeWatcher(config, rank=9, local_rank=1, environ=imds.environment) as watch:
-        three_polls(polls)
-        assert watch.notice() is None
-    assert not imds.requests
-    with NoticeWatcher(config, rank=8, local_rank=0, environ=imds.environment) as watch:
-        notice = wait_for(watch)
-    assert notice.source == "spot"
-
-
-def test_without_the_option_no_service_is_asked(imds: LocalMetadata, polls: threading.Semaphore) -> None:
-    with NoticeWatcher(InterruptConfig(poll_s=0.01), environ=imds.environment):
-        three_polls(polls)
-    assert not imds.requests
+    config = InterruptConfig(metadata=metadata, stop_uri=str(tmp_path / "STOP"))
+    with closing(watcher(config, imds.environment, rank=rank, local_rank=local_rank)) as watch:
+        watch.look()
+        notice = watch.notice()
+    assert (notice and notice.source) == source
+    assert bool(imds.requests) is (source == "spot")

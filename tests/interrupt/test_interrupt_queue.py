@@ -221,21 +221,31 @@ def test_queue_that_cannot_be_read_is_one_warning(
     assert (event[0], event[1]["source"]) == ("warning", "queue")
 
 
+def watcher(queue: Queue, seen: list[dict[str, Any]]) -> NoticeWatcher:
+    """A watch whose clocks stand."""
+    return NoticeWatcher(
+        InterruptConfig(queue=queue.url, poll_s=0.01),
+        on_event=lambda kind, fields: seen.append({"event": kind} | fields),
+        local_clock=lambda: NOW + 20,
+        monotonic=lambda: 1000.0,
+    )
+
+
 def test_message_and_metadata_notice_of_a_node_count_once(queue: Queue) -> None:
     seen: list[dict[str, Any]] = []
-    config = InterruptConfig(queue=queue.url, poll_s=0.01)
-    queue.send(spot(MINE, datetime.now(UTC).timestamp()))
-    with NoticeWatcher(config, on_event=lambda kind, fields: seen.append({"event": kind} | fields)) as watch:
+    queue.send(spot())
+    with watcher(queue, seen) as watch:
         watch.read_queue({MINE: "node1"})
         wait_until(lambda: watch.notice() is not None)
         watch.report_notice(Notice("spot", "terminate at 12:00", None, MINE, host="node1").fields())
     assert [(one["event"], one["source"], one["host"]) for one in seen] == [("notice", "spot", "node1")]
+    assert seen[0]["deadline"] == stamp(NOW + 120)
     assert queue.bodies() == []
 
 
 def test_run_that_fails_before_it_saved_leaves_its_message(queue: Queue) -> None:
-    queue.send(spot(MINE, datetime.now(UTC).timestamp()))
-    watch = NoticeWatcher(InterruptConfig(queue=queue.url, poll_s=0.01))
+    queue.send(spot())
+    watch = watcher(queue, [])
 
     def fail() -> None:
         with watch:

@@ -38,10 +38,12 @@ class Notice:
         name = self.source.replace("-", " ")
         return f"{name} notice ({self.detail})" if name in NODE_SOURCES else f"{name} ({self.detail})"
 
-    def fields(self) -> dict[str, Any]:
+    def fields(
+        self, monotonic: Callable[[], float] = time.monotonic, local_clock: Callable[[], float] = time.time
+    ) -> dict[str, Any]:
         """Return it as the fields of the event `notice`, plain JSON, with the node that it is about."""
-        left = self.remaining(time.monotonic())
-        ends = None if left is None else datetime.fromtimestamp(time.time() + left, UTC)
+        left = self.remaining(monotonic())
+        ends = None if left is None else datetime.fromtimestamp(local_clock() + left, UTC)
         return {
             "source": self.source,
             "detail": self.detail,

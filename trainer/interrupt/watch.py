@@ -40,8 +40,9 @@ class NoticeWatcher:
     stop file and the deadline by rank 0, which also reads the interruption queue after `read_queue`; at a step boundary the
     ranks agree on the notices of all of them. The first notice stays, unless a later one leaves less time; rank 0 reports it
     once, with `on_event("notice", Notice.fields())`. `wall_clock` returns Unix seconds for the deadline, None while it cannot;
-    the polling thread calls it until it returns a time, once: `ObjectStore.now` fits. `on_event("warning", {"source",
-    "detail"})` reports sources that do not answer.
+    the polling thread calls it until it returns a time, once: `ObjectStore.now` fits. `local_clock` is this machine's own, by
+    which times in notices are read, and `monotonic` the one of `Notice.deadline`. `on_event("warning", {"source", "detail"})`
+    reports sources that do not answer.
     Raises UserError for an impossible config.
     """
 
@@ -54,18 +55,21 @@ class NoticeWatcher:
         on_event: OnEvent | None = None,
         environ: Mapping[str, str] = os.environ,
         wall_clock: Callable[[], float | None] = time.time,
+        local_clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         problems = config_problems(config, environ)
         if problems:
             raise UserError(problems)
         on_event = self._on_event = on_event or _log_event
         self._poll_s = config.poll_s
-        self._signals = SignalFlag(config.signal_grace_s, time.monotonic)
+        self._local_clock, self._monotonic = local_clock, monotonic
+        self._signals = SignalFlag(config.signal_grace_s, monotonic)
         self._pollers: list[Poller] = []
         self._metadata: Metadata | None = None
         if config.metadata and local_rank == 0:
             self._metadata = Metadata(
-                environ, rebalance=config.rebalance, wall_clock=time.time, monotonic=time.monotonic, on_event=on_event
+                environ, rebalance=config.rebalance, wall_clock=local_clock, monotonic=monotonic, on_event=on_event
             )
             self._pollers.append(self._metadata)
         if config.deadline is not None and rank == 0:
@@ -74,7 +78,7 @@ class NoticeWatcher:
                     config.deadline,
                     config.deadline_margin_s,
                     wall_clock=wall_clock,
-                    monotonic=time.monotonic,
+                    monotonic=monotonic,
                     on_event=on_event,
                 )
             )
@@ -114,8 +118,10 @@ class NoticeWatcher:
             self._config.queue,
             nodes,
             rebalance=self._config.rebalance,
-            on_notice=lambda notice: self.report_notice(notice.fields()),
+            on_notice=self._report,
             on_event=self._on_event,
+            wall_clock=self._local_clock,
+            monotonic=self._monotonic,
         )
         self._queue.start()
         self._pollers.append(self._queue)
@@ -154,20 +160,27 @@ class NoticeWatcher:
     def __exit__(self, kind: object, *exc: object) -> None:
         self.close(saved=kind is None)
 
+    def look(self) -> None:
+        """Look at every source once, and report what is new, as the watching thread does every `poll_s` seconds."""
+        for poller in self._pollers:
+            self._announce_any()
+            self._polled = nearer(self._polled, poller.poll())
+        if not self._closing.is_set():
+            self._announce_any()
+
     def _run(self) -> None:
         while not self._closing.is_set():
-            for poller in self._pollers:
-                self._announce_any()
-                self._polled = nearer(self._polled, poller.poll())
-            if self._closing.is_set():
-                return
-            self._announce_any()
-            self._signals.wait(self._poll_s)
+            self.look()
+            if not self._closing.is_set():
+                self._signals.wait(self._poll_s)
 
     def _announce_any(self) -> None:
         notice = nearer(self._signals.notice, self._polled)
         if notice is not None:
-            self.report_notice(notice.fields())
+            self._report(notice)
+
+    def _report(self, notice: Notice) -> None:
+        self.report_notice(notice.fields(self._monotonic, self._local_clock))
 
 
 def _log_event(kind: str, fields: dict[str, Any]) -> None:
