@@ -421,12 +421,12 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
         selector = f"{RUN_NAME}={request.name}"
         if any(pod["status"].get("phase") in LIVE for pod in _pods(selector, options.namespace, options.context)):
             raise UserError(problem("--resume", request.name, "its pods still run", fix="`fab stop` it first"))
-    _check_priority(options)
     # Under another name, because the Job to resume still has its own.
     manifest = json.loads(text)
     for item in manifest["items"]:
         item["metadata"]["name"] = f"{request.name}-check"
     kubectl(options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest))
+    _check_named_objects(options)
     if request.supervised_by_caller:
         refuse_without_rights(request)
         refuse_too_few(request)
@@ -434,19 +434,27 @@ def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None
         delete(request.name, options.namespace, options.context, pods=own_service is not None)
 
 
-def _check_priority(options: KubernetesOptions) -> None:
-    """Refuse a priority class that is not there: the server takes the Job, and then none of its pods. UserError."""
-    if options.priority is None:
-        return
-    try:
-        kubectl(options.namespace, options.context, "get", "--output=name", "priorityclass", "--", options.priority)
-    except UserError as error:
-        if "not found" in str(error):
-            fix = "kubectl get priorityclasses lists them"
-            raise UserError(problem("--priority", options.priority, "is not a priority class", fix=fix)) from None
-        # Who may not look at classes may still use them.
-        if error.exit_code != FAILED:
-            raise
+def _check_named_objects(options: KubernetesOptions) -> None:
+    """Refuse what is not there: the server takes the Job, and then none of its pods, or lets them wait forever. UserError."""
+    here = f"in namespace {options.namespace}"
+    named = [
+        ("kubernetes.service_account", options.service_account, "serviceaccount", f"a service account {here}"),
+        ("--priority", options.priority, "priorityclass", "a priority class"),
+        ("--queue", options.queue, "localqueue.kueue.x-k8s.io", f"a queue of Kueue {here}"),
+        *(("kubernetes.claims", claim, "persistentvolumeclaim", f"a claim {here}") for _, claim in options.claims),
+    ]
+    for path, name, kind, what in named:
+        if name is None:
+            continue
+        try:
+            kubectl(options.namespace, options.context, "get", "--output=name", kind, "--", name)
+        except UserError as error:
+            if re.search("not found|have a resource type", str(error)):
+                fix = f"kubectl --namespace={options.namespace} get {kind} lists them"
+                raise UserError(problem(path, name, f"is not {what}", fix=fix)) from None
+            # Who may not look at them may still use them.
+            if error.exit_code != FAILED:
+                raise
 
 
 def delete(name: str, namespace: str, context: str | None, *, pods: bool) -> None:

@@ -323,6 +323,37 @@ def test_right_to_delete_pods_is_looked_up_first(planted: Path, answer: str, cod
     assert review["spec"]["resourceAttributes"] == {"namespace": "ml", "verb": "delete", "resource": "pods"}
 
 
+ABSENT = "echo 'Error from server (NotFound): x \"y\" not found' >&2; exit 1"
+UNKNOWN = "echo 'error: the server doesn'\\''t have a resource type \"localqueue\"' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "path"),
+    [
+        ("persistentvolumeclaim", ABSENT, "kubernetes.claims"),
+        ("serviceaccount", ABSENT, "kubernetes.service_account"),
+        ("priorityclass", ABSENT, "--priority"),
+        ("localqueue.kueue.x-k8s.io", ABSENT, "--queue"),
+        ("localqueue.kueue.x-k8s.io", UNKNOWN, "--queue"),
+        # Who may not look at it may still use it.
+        ("localqueue.kueue.x-k8s.io", "echo 'Error from server (Forbidden): no' >&2; exit 1", None),
+    ],
+)
+def test_what_a_job_names_has_to_be_there(planted: Path, kind: str, answer: str, path: str | None) -> None:
+    """The server takes a Job without looking at any of it."""
+    plant(planted, "kubectl", f'echo "$*" >> {planted}/calls; case "$*" in *" {kind} -- y"*) {answer} ;; esac')
+    options = replace(PODS, claims=(("/fsx", "y"),), service_account="y", priority="y", queue="y")
+    request, plan = replace(KUBERNETES, options=options), LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'})
+    found = None
+    try:
+        kubernetes.BACKEND.check(request, plan, planted, resume=False)
+    except UserError as error:
+        (line,) = error.problems
+        found = line.path
+    assert found == path
+    assert f" {kind} -- y" in (planted / "calls").read_text()
+
+
 def test_refused_run_of_n_to_m_nodes_keeps_its_earlier_job(planted: Path) -> None:
     job = {"metadata": {"annotations": {kubernetes.RUN: RUN}}, "status": {"conditions": [{"type": "Complete"}]}}
     answers = f"""echo "$*" >> {planted}/calls

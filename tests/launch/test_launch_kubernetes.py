@@ -42,7 +42,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     """Three nodes, which the tests of this file share."""
     require(why_not() is None, str(why_not()))
     with Kubernetes(tmp_path_factory.mktemp("kubernetes"), nodes=3) as running:
+        make_claim(running, "shared")
         yield running
+
+
+def make_claim(cluster: Kubernetes, name: str, folder: Path | None = None) -> None:
+    """Make a claim: without a folder pods wait for its volume."""
+    volume = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    held = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}, **volume}
+    wanted = {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": name, **volume}
+    kinds = ({"PersistentVolume": held} if folder else {}) | {"PersistentVolumeClaim": wanted}
+    for kind, spec in kinds.items():
+        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        cluster.kubectl("create", "--filename=-", stdin=json.dumps(made))
 
 
 @pytest.fixture
@@ -156,7 +168,11 @@ def test_what_kubernetes_lacks_is_one_line_leaving_nothing(cluster: Kubernetes, 
     (unknown,) = fab(cluster, job, *train, code=2, context="other")["error"]
     assert unknown.startswith('kubectl: context "other" does not exist; fix: kubectl config get-contexts')
     (unranked,) = fab(cluster, job, *train, "--priority", "nothing", code=2)["error"]
-    assert unranked.startswith("--priority = 'nothing': is not a priority class; fix: kubectl get priorityclasses")
+    assert unranked.startswith("--priority = 'nothing': is not a priority class; fix: kubectl")
+    (unclaimed,) = fab(cluster, job, *train, code=2, claims={str(job): "nothing"})["error"]
+    assert unclaimed.startswith("kubernetes.claims = 'nothing': is not a claim in namespace default; fix: kubectl")
+    (unqueued,) = fab(cluster, job, *train, "--queue", "nothing", code=2)["error"]
+    assert unqueued.startswith("--queue = 'nothing': is not a queue of Kueue in namespace default; fix: kubectl")
     cluster.kubectl("cordon", "n1", "n2")
     try:
         train[train.index("2")] = "2-3"
@@ -197,25 +213,22 @@ def documented_objects() -> list[str]:
 def test_documented_objects_are_taken_and_small_runs_share_a_gpu(cluster: Kubernetes, job: Path) -> None:
     """A node with a GPU of two slices, as its device plugin would report them, comes after two small runs were submitted."""
     (job / "config.toml").write_text(config("run"))
-    volume = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    claimed = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(job)}, **volume}
-    asked = {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": "shared", **volume}
-    kinds = {"PersistentVolume": claimed, "PersistentVolumeClaim": asked}
-    for kind, spec in kinds.items():
-        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "shared"}, "spec": spec}
-        cluster.kubectl("create", "--filename=-", stdin=json.dumps(made))
+    make_claim(cluster, "slices", job)
     examples = "---\n".join(documented_objects())
     cluster.kubectl("create", "namespace", "gpu-operator")
     made = cluster.kubectl("create", "--filename=-", stdin=examples).splitlines()
     assert [line.partition("/")[0] for line in made] == ["priorityclass.scheduling.k8s.io"] * 2 + ["configmap"]
-    groups = {"small": {"type": "g6e.xlarge", "count": 1, "gpus": 1}}
+    where: dict[str, Any] = {
+        "groups": {"small": {"type": "g6e.xlarge", "count": 1, "gpus": 1}},
+        "claims": {str(job): "slices"},
+    }
 
     def train(name: str, priority: str) -> None:
         words = ["--name", name, "--nodes", "1", "--image", IMAGE, "--priority", priority]
-        fab(cluster, job, "train", "config.toml", *words, groups=groups)
+        fab(cluster, job, "train", "config.toml", *words, **where)
 
     def state(name: str) -> dict[str, Any]:
-        pods = fab(cluster, job, "status", name, groups=groups)["pods"]
+        pods = fab(cluster, job, "status", name, **where)["pods"]
         return pods[-1] if pods else {"node": None, "state": ""}
 
     names = ("probe-1", "probe-2", "large")
@@ -236,7 +249,7 @@ def test_documented_objects_are_taken_and_small_runs_share_a_gpu(cluster: Kubern
         cluster.kubectl("delete", "job,service", *names, "--ignore-not-found", "--grace-period=0", "--force")
         patch = json.dumps({"status": {key: {"nvidia.com/gpu": None} for key in ("capacity", "allocatable")}})
         cluster.kubectl("patch", "node", "n1", "--subresource=status", "--type=merge", "--patch", patch)
-        cluster.kubectl("delete", "pvc,pv", "shared", "--wait=false")
+        cluster.kubectl("delete", "pvc,pv", "slices", "--wait=false")
 
 
 def test_what_is_asked_for_gpus_and_efa_is_what_the_server_takes(cluster: Kubernetes, tmp_path: Path) -> None:
