@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 
 
 def hold_port(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -21,3 +22,18 @@ def hold_port(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def ports_in_a_row(count: int, among: range) -> list[int]:
+    """Return ports of loopback that are free now, one after the other; `among` lies below those that Linux gives away by itself
+    (net.ipv4.ip_local_port_range), so that they stay free. RuntimeError where there are none."""
+    for first in among[::count]:
+        wanted = range(first, first + count)
+        with ExitStack() as held:
+            try:
+                for port in wanted:
+                    held.enter_context(hold_port(port=port))
+            except OSError:
+                continue
+        return [*wanted]
+    raise RuntimeError(f"no {count} free ports from {among.start} to {among.stop}")

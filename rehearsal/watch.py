@@ -4,7 +4,6 @@ interrupted."""
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from infra.plan.watch.alert_rules import render
+from lustrain.ports import ports_in_a_row
 from lustrain.problem import UserError
 from trainer.metrics.alerts import Firing, query, read_firings
 
@@ -26,7 +26,7 @@ TIME_SCALE = 1 / 300
 PATIENCE_S = 180.0
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 _PORTS = range(23_000, 28_000)
-"""Below those that the kernel gives away by itself: they have to stay free between the launches of the run."""
+"""They have to stay free between the launches of the run."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ def watch(folder: Path, run: str, hosts: Sequence[str], ranks: int) -> Iterator[
         yield None
         return
     folder.mkdir()
-    port, *of_ranks = _free_ports(ranks + 1)
+    port, *of_ranks = ports_in_a_row(ranks + 1, _PORTS)
     targets = [f"{host}:{one}" for host in hosts for one in of_ranks]
     settings = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
@@ -153,15 +153,3 @@ def watch(folder: Path, run: str, hosts: Sequence[str], ranks: int) -> Iterator[
         ends.callback(process.kill)
         bind = LOOPBACK if list(hosts) == [LOOPBACK] else EVERYWHERE
         yield Watch(f"http://{LOOPBACK}:{port}", run, of_ranks[0], process, folder / "log", bind=bind)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free now, one after the other. RuntimeError where there are none."""
-    for first in _PORTS[::count]:
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return list(range(first, first + count))
-    raise RuntimeError(f"no {count} free ports from {_PORTS.start} to {_PORTS.stop}")

@@ -160,7 +160,43 @@ class KubernetesBackend:
         return LaunchPlan(command, {OBJECTS: _list([service(request), *launch_pods(request, 1, names, environ)])})
 
     def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
-        check_and_free_name(plan.files[OBJECTS], request, resume=resume)
+        """Have the API server validate the plan's objects without creating them, and refuse a name that is taken, or a run of
+        N to M nodes that could not be supervised.
+
+        With `resume` an earlier Job of the same run that has ended is deleted, once nothing is refused.
+        """
+        options: KubernetesOptions = request.options
+        if shutil.which("kubectl") is None:
+            fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
+            raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
+        job = _job(request.name, options.namespace, options.context)
+        own_service = _supervised_service(request.name, options.namespace, options.context)
+        for kind, item in (("Job", job), ("Service", own_service)):
+            if item and item["metadata"].get("annotations", {}).get(RUN) != request.run:
+                fix = "choose another --name"
+                raise UserError(problem("--name", request.name, f"a {kind} of another run has this name", fix=fix))
+            if item and not resume:
+                why = f"its {kind} is there already"
+                raise UserError(problem("--name", request.name, why, fix="go on with the run: --resume"))
+        if job and not _has_ended(job):
+            raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
+        if own_service and not request.supervised_by_caller:
+            selector = f"{RUN_NAME}={request.name}"
+            if any(pod["status"].get("phase") in LIVE for pod in _pods(selector, options.namespace, options.context)):
+                raise UserError(problem("--resume", request.name, "its pods still run", fix="`fab stop` it first"))
+        # Under another name, because the Job to resume still has its own.
+        manifest = json.loads(plan.files[OBJECTS])
+        for item in manifest["items"]:
+            item["metadata"]["name"] = f"{request.name}-check"
+        kubectl(
+            options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest)
+        )
+        _check_named_objects(options)
+        if request.supervised_by_caller:
+            refuse_without_rights(request)
+            refuse_too_few(request)
+        if job or (own_service and not request.supervised_by_caller):
+            delete(request.name, options.namespace, options.context, pods=own_service is not None)
 
     def submit(
         self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
@@ -396,44 +432,6 @@ def _container(
     }
 
 
-def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None:
-    """Have the API server validate a manifest without creating it, and refuse a name that is taken, or a run of N to M nodes
-    that could not be supervised.
-
-    With `resume` an earlier Job of the same run that has ended is deleted, once nothing is refused. UserError.
-    """
-    options: KubernetesOptions = request.options
-    if shutil.which("kubectl") is None:
-        fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
-        raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
-    job = _job(request.name, options.namespace, options.context)
-    own_service = _supervised_service(request.name, options.namespace, options.context)
-    for kind, item in (("Job", job), ("Service", own_service)):
-        if item and item["metadata"].get("annotations", {}).get(RUN) != request.run:
-            fix = "choose another --name"
-            raise UserError(problem("--name", request.name, f"a {kind} of another run has this name", fix=fix))
-        if item and not resume:
-            why = f"its {kind} is there already"
-            raise UserError(problem("--name", request.name, why, fix="go on with the run: --resume"))
-    if job and not _has_ended(job):
-        raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
-    if own_service and not request.supervised_by_caller:
-        selector = f"{RUN_NAME}={request.name}"
-        if any(pod["status"].get("phase") in LIVE for pod in _pods(selector, options.namespace, options.context)):
-            raise UserError(problem("--resume", request.name, "its pods still run", fix="`fab stop` it first"))
-    # Under another name, because the Job to resume still has its own.
-    manifest = json.loads(text)
-    for item in manifest["items"]:
-        item["metadata"]["name"] = f"{request.name}-check"
-    kubectl(options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest))
-    _check_named_objects(options)
-    if request.supervised_by_caller:
-        refuse_without_rights(request)
-        refuse_too_few(request)
-    if job or (own_service and not request.supervised_by_caller):
-        delete(request.name, options.namespace, options.context, pods=own_service is not None)
-
-
 def _check_named_objects(options: KubernetesOptions) -> None:
     """Refuse what is not there: the server takes the Job, and then none of its pods, or lets them wait forever. UserError."""
     here = f"in namespace {options.namespace}"
@@ -487,9 +485,8 @@ def refuse_without_rights(request: RunRequest) -> None:
     words = ("create", "--validate=false", "--filename=-", "--output=json")
     answer = kubectl(options.namespace, options.context, *words, text=json.dumps(review))
     if json.loads(answer).get("status", {}).get("allowed") is False:
-        size = f"{request.policy.min_nodes}-{request.policy.max_nodes}"
         why = f"this user may not delete pods in namespace {options.namespace}"
-        raise UserError(problem("--nodes", size, why, fix="ask for this right; or give one number of nodes"), FAILED)
+        raise UserError(_refused_size(request, why, fix="ask for this right; or give one number of nodes"), FAILED)
 
 
 def refuse_too_few(request: RunRequest) -> None:
@@ -504,10 +501,7 @@ def refuse_too_few(request: RunRequest) -> None:
         if error.exit_code != FAILED:
             raise
         fix = "ask for the right to list nodes, and pods of all namespaces; or give one number of nodes"
-        line = problem(
-            "--nodes", f"{request.policy.min_nodes}-{request.policy.max_nodes}", str(error.problems[0]), fix=fix
-        )
-        raise UserError(line, FAILED) from None
+        raise UserError(_refused_size(request, str(error.problems[0]), fix=fix), FAILED) from None
     found = left_out(nodes, pods, pod_needs(request))
     # Its own pods make way, or are followed to their end.
     own = {
@@ -521,6 +515,10 @@ def refuse_too_few(request: RunRequest) -> None:
         lines: list[str] = [f"{name}: {why}" for name, why in sorted(bad.items())]
         why = f"{ready} of the {len(found)} nodes with the group's labels have room"
         raise UserError([*lines, problem("--nodes", low, why, fix="mend these, or ask for fewer nodes")])
+
+
+def _refused_size(request: RunRequest, why: str, *, fix: str) -> Problem:
+    return problem("--nodes", f"{request.policy.min_nodes}-{request.policy.max_nodes}", why, fix=fix)
 
 
 def pod_needs(request: RunRequest) -> PodNeeds:

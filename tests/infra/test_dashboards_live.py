@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ import yaml
 
 from infra.plan.watch.alert_rules import ALERTS, RECORDINGS, render
 from infra.plan.watch.dashboards import dashboards
+from lustrain.ports import ports_in_a_row
 from node_setup import pack
 from node_setup.agent.metrics import text as metrics_text
 from node_setup.agent.metrics.readings import readings
@@ -143,15 +143,7 @@ def prometheus(slurm: tuple[Lab, Slurm], tmp_path: Path) -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, one after the other."""
-    for first in range(21_000, 28_000, 10):
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return list(range(first, first + count))
-    raise AssertionError("no free ports")
+    return ports_in_a_row(count, range(21_000, 28_000))
 
 
 def series(prometheus: str, expression: str) -> int:

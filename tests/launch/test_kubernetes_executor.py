@@ -212,6 +212,17 @@ def test_launcher_has_time_to_say_which_node_was_silent(server: Server) -> None:
     assert server.now >= 4 + NOTICE_S
 
 
+def test_lost_pod_of_a_launch_that_makes_way_is_deleted_once(server: Server) -> None:
+    def lose() -> None:
+        server.silent.add("n2")
+        server.nodes["n2"] = node("n2", ready="Unknown")
+
+    server.events, server.reported = {4.0: lose}, EXIT_PEERS
+    assert server.executor().run_launch(1, ["n1", "n2"], lambda: server.now > 10) == EXIT_PEERS
+    assert server.deleted == [f"--selector={RUN_NAME}=first,{LAUNCH}=1"]
+    assert list(server.pods) == ["first-1-1"]
+
+
 def test_failure_without_a_loss_waits_for_the_nodes_to_report(server: Server) -> None:
     server.events = {4.0: lambda: [server.end(f"first-1-{index}", 1) for index in (0, 1)]}
     executor = server.executor()

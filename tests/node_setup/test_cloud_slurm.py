@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lustrain.cluster import NodeGroup
+from lustrain.cluster import NodeGroup, to_json
 from node_setup.agent.owned import AGENT
 from node_setup.agent.slurm import paths
 from node_setup.slurm import dynamic
@@ -27,6 +27,7 @@ from rehearsal.lab.slurm import QUICK, UNHELD, Slurm, bring_packages
 from tests.conftest import require
 from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run
 from tests.launch.test_launch_slurm import Place
+from tests.node_setup.slurm_machines import cluster
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
@@ -81,18 +82,17 @@ else:
     os.rename(path + ".new", path)
 """
 """An Auto Scaling group: the test launches what it wants, and ends what it was told to end."""
-CLUSTER = {
-    "version": 1,
-    "name": "demo",
-    "backend": "ec2",
-    "region": "us-west-2",
-    "nodes": {"auto_scaling_groups": ["demo-train-gang-1"]},
-    "reach": {"via": "ssm"},
-    "groups": {"train": {"type": "c7i.24xlarge", "count": 3, "partition": "train"}},
-    "slurm": {},
-    "runs_uri": f"{lab_slurm.SHARED}/runs",
-    "capacity": {"mode": "spot"},
-}
+CLUSTER = cluster(
+    {"train": {"type": "c7i.24xlarge", "count": 3, "partition": "train"}},
+    {"controller": None},
+    name="demo",
+    backend="ec2",
+    region="us-west-2",
+    nodes={"auto_scaling_groups": ["demo-train-gang-1"]},
+    reach={"via": "ssm"},
+    runs_uri=f"{lab_slurm.SHARED}/runs",
+    capacity={"mode": "spot"},
+)
 IDLE_MINUTES = 0.1
 GONE = "[Service]\nEnvironment=LUSTRAIN_SLURM_GONE_SECONDS=20\n"
 
@@ -320,7 +320,7 @@ def test_fab_train_on_a_login_runs_to_its_end(agent: Path) -> None:
         place = LoginPlace(lab, stack.slurm, login, "ubuntu")
         place.run = lab.shared / "runs/first"
         place.write()
-        (lab.shared / "cluster.json").write_text(json.dumps(CLUSTER))
+        (lab.shared / "cluster.json").write_text(json.dumps(to_json(CLUSTER)))
         job = int(place.fab("train", "config.toml", "--name", "first", "--nodes", "2", "--nproc", "1")["job"])
         place.committed()
         state = place.fab("status", "first")
