@@ -1,7 +1,4 @@
-"""Run benches, each in a process of its own, and write the tables into RESULTS.md: `python -m tests.bench [NAME …]`.
-
-What was measured last is kept under .work/, so that running one bench again renews its section only.
-"""
+"""Run benches, each in a process of its own, and renew their tables in RESULTS.md: `python -m tests.bench [NAME …]`."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.harness import machine, table
+from tests.bench.harness import table
+from tests.bench.results import renewed
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-MEASURED = Path(__file__).with_name(".work")
 BENCHES = {
     "bench_save": "Saving a checkpoint",
     "bench_upload": "Uploading to S3",
@@ -37,11 +34,6 @@ BENCHES = {
     "bench_launch": "Starting a run on Slurm, and again after a lost node",
     "bench_status": "States of a hundred runs",
 }
-HEAD = """# Results
-
-Written by `make bench`. Every ratio is taken within one run on one machine, from medians of interleaved repetitions;
-absolute figures are for orientation. "limit" is what the hardware allows for the same bytes.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,17 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         parser.error(f"no such bench: {', '.join(unknown)}; allowed: {', '.join(BENCHES)}")
-    MEASURED.mkdir(exist_ok=True)
     short: list[str] = []
     for number, name in enumerate(names, 1):
         print(f"── {number}/{len(names)} {BENCHES[name]}", flush=True)
         found = run(name)
         print(table(found["rows"]), flush=True)
-        (MEASURED / f"{name}.json").write_text(json.dumps(found))
+        text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+        RESULTS.write_text(renewed(text, BENCHES[name], found, list(BENCHES.values())), encoding="utf-8")
         short += [row["figure"] for row in found["rows"] if not row["holds"]]
-    kept = {name: MEASURED / f"{name}.json" for name in BENCHES}
-    sections = [section(BENCHES[name], json.loads(path.read_text())) for name, path in kept.items() if path.exists()]
-    RESULTS.write_text(HEAD + "".join(sections), encoding="utf-8")
     print(f"written: {RESULTS}")
     print(f"falls short: {'; '.join(short)}" if short else "every bar holds")
     return 1 if short else 0
@@ -75,11 +64,6 @@ def run(name: str) -> dict[str, Any]:
     if start < 0:
         raise RuntimeError(f"{name} ended with exit code {done.returncode} and no result: {done.stdout[-500:]}")
     return dict(json.loads(done.stdout[start:]))
-
-
-def section(title: str, found: dict[str, Any]) -> str:
-    about = ", ".join(f"{name} {value}" for name, value in (found.get("machine") or machine()).items())
-    return f"\n## {title}\n\n{about}\n\n{table(found['rows'])}\n"
 
 
 if __name__ == "__main__":
