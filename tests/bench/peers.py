@@ -40,17 +40,18 @@ class Target:
 
 
 def installed(folder: Path) -> Path:
-    """The folder of the peers' programs: `bin` of the environment that LUSTRAIN_PEERS names, else of `folder`, into which they
-    are installed where they are not, which takes minutes."""
-    folder = Path(os.environ.get(PLACE) or folder)
-    programs = folder / "bin"
-    if not all((programs / name).exists() for name in ("ansible-playbook", "pyinfra")):
-        print(f"installing {', '.join(REQUIREMENTS)} into {folder}", file=sys.stderr, flush=True)
+    """Ansible's and pyinfra's folder of programs: `environment` in the folder that LUSTRAIN_PEERS names, else in `folder`."""
+    return environment(Path(os.environ.get(PLACE) or folder), REQUIREMENTS, ("ansible-playbook", "pyinfra"))
+
+
+def environment(folder: Path, requirements: Sequence[str], programs: Sequence[str]) -> Path:
+    """`bin` of a virtual environment that has the programs; where one lacks, it is made anew, which takes minutes."""
+    bin_ = folder / "bin"
+    if not all((bin_ / name).exists() for name in programs):
+        print(f"installing {', '.join(requirements)} into {folder}", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True)
-        subprocess.run(
-            [programs / "pip", "install", "--quiet", "--quiet", *REQUIREMENTS], check=True, stdout=sys.stderr
-        )
-    return programs
+        subprocess.run([bin_ / "pip", "install", "--quiet", "--quiet", *requirements], check=True, stdout=sys.stderr)
+    return bin_
 
 
 class Ansible:
