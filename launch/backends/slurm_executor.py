@@ -49,6 +49,8 @@ UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *
 """Parts of the state of a node that takes no new step, or will soon be powered down: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
 JOURNAL_CALL_S = 300
 POLL_S = 5.0
+LOOK_S = 1.0
+"""Seconds between two looks at the launcher of this host, which cost no program."""
 WATCHERS = 3
 WATCH = """lost() {
     job=$(scontrol --oneliner show job "$2") || return 1
@@ -196,6 +198,9 @@ class CommandJournal:
         record = {"nodes": list(nodes), "by": self.launcher_id, "idle": list(idle)}
         return int(self._call("begin", record)["attempt"])
 
+    def is_over(self, number: int) -> bool:
+        return bool(self._call("over", {"attempt": number})["over"])
+
     def finish(self, number: int, code: int, grows_to: int) -> None:
         self._call("finish", {"attempt": number, "code": code, "grows_to": grows_to})
 
@@ -219,6 +224,41 @@ class CommandJournal:
             )
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+
+class LostStep:
+    """Tells when nothing of a launch is left but lost nodes, for which srun waits until Slurm counts them down.
+
+    The launchers report it in the run. To read that costs a program: it is run once the launcher of this host has ended.
+    """
+
+    def __init__(self, journal: CommandJournal, number: int, launcher: Sequence[str]) -> None:
+        """`launcher`: the words with which its command begins, also in a container of this host."""
+        self._journal, self._number = journal, number
+        self._begins = b"".join(os.fsencode(word) + b"\0" for word in launcher)
+        self._process = ""
+        self._next_read = 0.0
+
+    def find(self) -> None:
+        """Look for the launcher of this host, until it was seen."""
+        if not self._process:
+            numbers = (name for name in os.listdir("/proc") if name.isdecimal())
+            self._process = next((name for name in numbers if self._is_launcher(name)), "")
+
+    def is_over(self) -> bool:
+        if not self._process or time.monotonic() < self._next_read or self._is_launcher(self._process):
+            return False
+        self._next_read = time.monotonic() + POLL_S
+        with suppress(TemporarilyUnavailable):
+            return self._journal.is_over(self._number)
+        return False
+
+    def _is_launcher(self, process: str) -> bool:
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as file:
+                return file.read(len(self._begins)) == self._begins
+        except OSError:
+            return False
 
 
 class Allocation:
@@ -363,14 +403,20 @@ class Allocation:
         if self.time_limit_reached:
             # The signal came before there was a step to pass it on to.
             self._step.send_signal(signal.SIGUSR1)
-        ending = False
+        ending, lost = False, LostStep(CommandJournal(plan, self._runtime), number, launcher[:5])
         while self._step.poll() is None:
             self._watch_over_this_host()
             if not ending and not self._signal and should_end():
                 ending = True
                 self._step.send_signal(signal.SIGUSR1)
-            with suppress(subprocess.TimeoutExpired):
-                self._step.wait(POLL_S)
+            lost.find()
+            until = time.monotonic() + POLL_S
+            while self._step.poll() is None and time.monotonic() < until:
+                if lost.is_over():
+                    log(f"launch {number} has ended on all nodes that are not lost")
+                    self._step.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    self._step.wait(LOOK_S)
         return self._step.returncode if self._step.returncode >= 0 else 1
 
     def _master_address(self, node: str) -> str:

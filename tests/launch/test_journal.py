@@ -98,6 +98,35 @@ def test_reports_of_nodes_say_who_is_to_blame(
     assert (record["code"], record["blamed"], record["said"]) == (code, ["n2"], said)
 
 
+LEFT = {"code": 85, "own": 85, "silent": "node 1"}
+ALONE = {"code": 75, "own": 75, "silent": "node 0"}
+
+
+@pytest.mark.parametrize(
+    ("reports", "over"),
+    [
+        ((), False),
+        ((SILENT, {}), True),
+        (({}, ALONE), True),
+        ((SILENT, ALONE), True),
+        ((SILENT, {}, {}), False),
+        ((SILENT, {}, SILENT), True),
+        # Its launcher may still wait for ranks that save.
+        ((LEFT, {}), False),
+        # One that hears nobody else is cut off itself.
+        (({}, ALONE, {}), False),
+    ],
+)
+def test_launch_is_over_once_no_launcher_is_left(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reports: Any, over: bool
+) -> None:
+    journal.begin(store, ["n1", "n2", "n3"][: len(reports) or 1], "me")
+    ends(store, 1, *reports)
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"attempt": 1}'))
+    assert journal.main(["over", store.uri]) == 0
+    assert json.loads(capsys.readouterr().out) == {"over": over}
+
+
 def test_nodes_that_never_came_are_to_blame(store: ObjectStore) -> None:
     journal.begin(store, ["n1", "n2", "n3", "n4"], "me")
     ends(store, 1, {"code": 75, "own": 75, "silent": "node 2, node 3"}, {"code": 75, "own": 75})

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from launch import logs, runs
 from launch.backends import LaunchPlan, kubernetes, slurm, slurm_executor
-from launch.backends.slurm_executor import Allocation, Runtime
+from launch.backends.slurm_executor import Allocation, CommandJournal, Runtime
 from launch.request import RunRequest
 from launch.submit import submit_array
 from launch.supervisor.policy import ExtraNodes, RestartPolicy
@@ -587,6 +588,45 @@ def test_job_excludes_no_node_that_it_could_not_start_without(
     plant(planted, "sinfo", "echo a; echo b; echo c")
     allocation._tried = {"a": True, "c": False}
     assert list(allocation.excludable(["b"], min_nodes)) == excluded
+
+
+@pytest.mark.parametrize("others_left", [False, True])
+def test_step_that_waits_for_lost_nodes_alone_is_given_up(
+    allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch, others_left: bool
+) -> None:
+    """The run is asked for what its launchers reported once that of this host has ended, and not before."""
+    monkeypatch.setattr(slurm_executor, "POLL_S", 0.05)
+    monkeypatch.setattr(slurm_executor, "LOOK_S", 0.01)
+    launcher, step = f"{planted}/python3", f"{planted}/step"
+    allocation._plan = {**allocation._plan, "python": launcher}
+    # Of a script /proc would name the interpreter first.
+    (planted / "python3").symlink_to(sys.executable)
+    (planted / "trainer/node").mkdir(parents=True)
+    wait = (
+        f"import os, time\nopen({step!r}, 'w').close()\nwhile not os.path.exists({step + '.go'!r}): time.sleep(0.01)\n"
+    )
+    (planted / "trainer/node/launcher.py").write_text(wait)
+    words = f'while [ "$1" != {launcher} ]; do shift; done; cd {planted} && PYTHONPATH={planted} "$@"'
+    plant(planted, "srun", f"{words}; exec /bin/sleep {'0.5' if others_left else '3600'}")
+    asked: list[int] = []
+
+    def call(self: CommandJournal, action: str, argument: dict[str, int]) -> dict[str, bool]:
+        assert action == "over"
+        assert (planted / "step.go").exists(), "its own launcher still runs"
+        asked.append(argument["attempt"])
+        return {"over": not others_left}
+
+    def should_end() -> bool:
+        # Twice, so that the launcher was seen.
+        looks.append(Path(step).exists())
+        if looks.count(True) == 3:
+            Path(f"{step}.go").touch()
+        return False
+
+    looks: list[bool] = []
+    monkeypatch.setattr(CommandJournal, "_call", call)
+    code = allocation.run_launch(1, allocation.healthy_nodes(), should_end)
+    assert (code, {*asked}) == ((0, {1}) if others_left else (1, {1}))
 
 
 def test_ranks_that_make_way_for_more_get_the_signal_to_save(

@@ -1,6 +1,6 @@
 """The journal of a run's launches: their launcher, nodes and results; kept in the run itself, under `launch/`.
 
-`python -m trainer.run.journal take|begin|finish URI` is for launchers that have no more than the standard library: JSON on
+`python -m trainer.run.journal take|begin|over|finish URI` is for launchers that have no more than the standard library: JSON on
 standard input and output.
 """
 
@@ -152,12 +152,10 @@ def put_node_exit(uri: str, attempt: int, node: int, code: int, local_code: int,
 
 def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the nodes reported: the job's code, the blamed nodes, the line of a rank that failed."""
-    keys = [info.key for info in store.list(f"{ENDS}{record['attempt']:06d}/")]
-    ends = read_each(lambda key: _record(store, key)[0], keys)
+    ends = _reports(store, record["attempt"])
     nodes: list[str] = record["nodes"]
     innocent = (EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE)
-    # A node may leave before the others once the launch has saved.
-    silent = silent_nodes({end["node"]: end["silent"] for end in ends if end["code"] not in (EXIT_DONE, EXIT_REQUEUE)})
+    silent = _silent(ends)
     failed = {end["node"] for end in ends if end["own"] not in innocent}
     # What fails on most nodes is a fault of the run or of its store, not of the nodes.
     blamed = [nodes[index] for index in sorted(failed or silent) if index < len(nodes)]
@@ -167,6 +165,22 @@ def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any
         error = f"{nodes[0]} and {nodes[1]} did not hear each other: the link between them"
     codes = {"code": job_exit_code([end["code"] for end in ends])} if ends else {}
     return codes | {"blamed": blamed, ERROR: error}
+
+
+def is_over(store: ObjectStore, number: int) -> bool:
+    """Return whether no launcher of a launch is left: each node has reported its end, or is silent by others' reports."""
+    record, ends = _record(store, attempt_key(number))[0], _reports(store, number)
+    return {*range(len(record["nodes"]))} <= {end["node"] for end in ends} | _silent(ends)
+
+
+def _reports(store: ObjectStore, number: int) -> list[dict[str, Any]]:
+    keys = [info.key for info in store.list(f"{ENDS}{number:06d}/")]
+    return read_each(lambda key: _record(store, key)[0], keys)
+
+
+def _silent(reports: Iterable[Mapping[str, Any]]) -> set[int]:
+    # A node may leave before the others once the launch has saved.
+    return silent_nodes({one["node"]: one["silent"] for one in reports if one["code"] not in (EXIT_DONE, EXIT_REQUEUE)})
 
 
 def silent_nodes(reports: Mapping[int, str]) -> set[int]:
@@ -263,7 +277,7 @@ def _record(store: ObjectStore, key: str) -> tuple[dict[str, Any], str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.run.journal", description=__doc__)
-    parser.add_argument("do", choices=("take", "begin", "finish"))
+    parser.add_argument("do", choices=("take", "begin", "over", "finish"))
     parser.add_argument("uri", metavar="URI", help="the run")
     args = parser.parse_args(argv)
     store = open_store(args.uri, name="URI")
@@ -271,6 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.do == "begin":
         given = json.load(sys.stdin)
         answer = {"attempt": begin(store, given["nodes"], given["by"], given.get("idle", ()))}
+    elif args.do == "over":
+        answer = {"over": is_over(store, json.load(sys.stdin)["attempt"])}
     elif args.do == "finish":
         given = json.load(sys.stdin)
         answer = finish(store, given["attempt"], given["code"], given.get("grows_to", 0))
