@@ -319,6 +319,8 @@ MISTAKES = [
     Mistake("EKS-003", EKS, {"eks.version": "1.22"}),
     Mistake("EKS-004", EKS, {"groups.1.labels": {"kubernetes.io/role": "x"}}, ".kubernetes.io/role"),
     Mistake("EKS-004", EKS, {"groups.1.labels": {"role": "a b"}}, ".role"),
+    Mistake("EKS-004", EKS, {"groups.1.labels": {f"a{number}": "b" for number in range(51)}}),
+    Mistake("EKS-005", EKS, {"groups.1.taints": [{"key": f"a{number}"} for number in range(51)]}),
     Mistake("EKS-005", EKS, {"groups.1.taints": [{"key": "a"}, {"key": "a"}]}),
     Mistake("EKS-005", EKS, {"groups.1.taints": [{"key": "-a"}]}, ".0"),
     Mistake("EKS-006", EKS, {"groups.0": GONE}, "groups"),

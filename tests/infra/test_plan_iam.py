@@ -413,6 +413,13 @@ def test_deployer_gets_no_right_on_what_exists_or_is_not_bought(
     assert sids & found == (sids if granted else set())
 
 
+@pytest.mark.parametrize(("backend", "launches"), [("ec2", True), ("hyperpod-slurm", False)])
+def test_deployer_tags_machines_where_it_launches_them(backend: str, launches: bool) -> None:
+    policy = {one["Sid"]: one for one in deployer_policy(spec_of(backend), AWS)["Statement"]}
+    for sid in ("Tag", "Untag"):
+        assert any(arn.endswith(":instance/*") for arn in policy[sid]["Resource"]) == launches
+
+
 def test_deployer_may_look_into_a_linked_bucket() -> None:
     link = {"path": "/corpus", "bucket": "their-data", "prefix": "v1/"}
     spec = spec_of("ec2", storage={"lustre": {"throughput_gb_s": 1.0, "associations": [link]}})

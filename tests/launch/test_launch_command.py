@@ -457,9 +457,13 @@ def test_held_job_is_named_with_what_releases_it(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     assert "held by Slurm: a person has to release its job" in said.stdout
     assert "job 7 is held (launch failed requeued held); fix: scontrol release 7, as" in said.stdout
-    again = fab(tmp_path, "train", "config.toml", "--on", "slurm", "--nproc", "1", "--resume")
+    train = ("train", "config.toml", "--on", "slurm", "--nproc", "1")
+    again = fab(tmp_path, *train, "--resume")
     assert again.returncode == USAGE, again.stdout
     assert "job 7 of Slurm is held (launch failed requeued held); fix: scontrol release 7, as" in again.stderr
+    plant(tmp_path / "bin", "squeue", "exit 0")
+    taken = fab(tmp_path, *train)
+    assert (taken.returncode, "--resume" in taken.stderr) == (USAGE, True), taken.stderr
 
 
 @pytest.mark.slow

@@ -350,7 +350,8 @@ def test_command_prints_one_ranks_lines(tmp_path: Path) -> None:
     (tmp_path / "first/launch/log").write_text("\n".join(PRINTED))
     submitted = {"version": 1, "host": "x", "local": {"log": f"{tmp_path}/first/launch/log"}}
     (tmp_path / "first/launch/submitted.json").write_text(json.dumps(submitted))
-    assert fab(tmp_path, "logs", "first", "-f", "--rank", "1").stdout == "[launch 1 rank 1] warning\n"
+    words = ("logs", "first", "-f", "--rank", "1", "--launch", "1")
+    assert fab(tmp_path, *words).stdout == "[launch 1 rank 1] warning\n"
     none = fab(tmp_path, "logs", "first", "--rank", "7")
     assert (none.returncode, none.stderr.partition(":")[0]) == (2, "--rank = 7")
     silent = fab(tmp_path, "logs", "first", "--rank", "1", "--launch", "2")
