@@ -17,7 +17,7 @@ absolute figures are for orientation. "limit" is what the hardware allows for th
 
 
 def renewed(text: str, title: str, found: Mapping[str, Any], order: Sequence[str]) -> str:
-    """The text with the machine and the rows of a bench in its section, and what is written by hand below that table.
+    """The text with the machine and the rows of a bench in its section, and below that table what is written there by hand.
 
     A section that is not there yet follows the one that is before it in `order`.
     """
@@ -27,7 +27,7 @@ def renewed(text: str, title: str, found: Mapping[str, Any], order: Sequence[str
     parts = [f"## {title}", about, table(found["rows"])]
     if title in titles:
         at = titles.index(title)
-        if words := _below_table(sections.pop(at)):
+        if words := _by_hand(sections.pop(at), about):
             parts.append(words)
     else:
         earlier = order[: order.index(title)]
@@ -36,9 +36,15 @@ def renewed(text: str, title: str, found: Mapping[str, Any], order: Sequence[str
     return "\n\n".join(part.strip("\n") for part in (head, *sections)) + "\n"
 
 
-def _below_table(section: str) -> str:
+def _by_hand(section: str, about: str) -> str:
+    """What is neither the title, nor the machine, nor the first table; the words above a table too."""
+
     def is_row(line: str) -> bool:
         return line.startswith("|")
 
-    lines = itertools.dropwhile(lambda line: not is_row(line), section.splitlines())
-    return "\n".join(itertools.dropwhile(is_row, lines)).strip("\n")
+    lines = section.split("\n")[1:]
+    above = list(itertools.takewhile(lambda line: not is_row(line), lines))
+    below = list(itertools.dropwhile(is_row, lines[len(above) :]))
+    start = about.partition(" ")[0] + " "
+    words = "\n".join(line for line in above if not line.startswith(start)).strip("\n")
+    return "\n\n".join(filter(None, (words, "\n".join(below).strip("\n"))))

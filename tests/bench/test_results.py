@@ -41,6 +41,22 @@ def test_renewed_bench_has_the_new_table_alone() -> None:
     assert again == renewed("", TITLES[3], found("fresh"), TITLES) + f"\n{words}"
 
 
+def test_words_above_or_in_place_of_a_table_are_kept() -> None:
+    table = renewed("", TITLES[3], found("fresh"), TITLES)
+    machine, words = table.split("\n\n")[3], "Why it is so."
+    for before in (
+        table.replace(f"{machine}\n", f"{machine}\n\n{words}\n"),
+        f"{table.partition('## ')[0]}## {TITLES[3]}\n\n{words}\n",
+    ):
+        assert renewed(before, TITLES[3], found("fresh"), TITLES) == f"{table}\n{words}\n"
+
+
+def test_every_section_is_of_a_bench_or_written_by_hand() -> None:
+    """A bench that is renamed would leave its old table behind, and the words below that."""
+    titles = {one.partition("\n")[0] for one in sections(bench.RESULTS.read_text(encoding="utf-8"))[1:]}
+    assert titles - {*TITLES} == {"One GPU"}
+
+
 def test_new_section_stands_where_its_bench_does() -> None:
     text = "# Results\n"
     for title in (TITLES[0], TITLES[4]):
