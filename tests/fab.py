@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,11 +27,14 @@ Fab = Callable[..., Ended]
 
 
 @pytest.fixture
-def fab(capsys: pytest.CaptureFixture[str]) -> Fab:
-    """`fab(*words)`; with `environment` the command has that and nothing else of one."""
+def fab(capfd: pytest.CaptureFixture[str]) -> Fab:
+    """`fab(*words)`; with `environment` the command has that and nothing else of one.
+
+    What the programs print that it calls counts too.
+    """
 
     def call(*words: str, environment: Mapping[str, str] | None = None) -> Ended:
-        capsys.readouterr()
+        capfd.readouterr()
         code: object = 0
         with pytest.MonkeyPatch.context() as patch:
             if environment is not None:
@@ -39,10 +43,12 @@ def fab(capsys: pytest.CaptureFixture[str]) -> Fab:
                 for name, value in environment.items():
                     patch.setenv(name, value)
             patch.chdir(HOUSE)
+            # With pytest's own handlers there, Python would not print what is logged where nobody listens.
+            patch.setattr(logging.getLogger(), "handlers", [])
             try:
                 make_program().run(["fab", *words])
             except SystemExit as ended:
                 code = ended.code or 0
-        return Ended(code, *capsys.readouterr())
+        return Ended(code, *capfd.readouterr())
 
     return call
