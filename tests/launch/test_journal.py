@@ -108,16 +108,18 @@ ALONE = {"code": 75, "own": 75, "silent": "node 0"}
         ((), False),
         ((SILENT, {}), True),
         (({}, ALONE), True),
-        ((SILENT, ALONE), True),
         ((SILENT, {}, {}), False),
         ((SILENT, {}, SILENT), True),
+        # All launchers have reported: the launch ends by itself.
+        ((SILENT, ALONE), False),
+        ((LEFT, LEFT), False),
         # Its launcher may still wait for ranks that save.
         ((LEFT, {}), False),
         # One that hears nobody else is cut off itself.
         (({}, ALONE, {}), False),
     ],
 )
-def test_launch_is_over_once_no_launcher_is_left(
+def test_launch_is_over_once_only_lost_nodes_are_left(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reports: Any, over: bool
 ) -> None:
     journal.begin(store, ["n1", "n2", "n3"][: len(reports) or 1], "me")

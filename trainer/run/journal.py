@@ -168,9 +168,13 @@ def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any
 
 
 def is_over(store: ObjectStore, number: int) -> bool:
-    """Return whether no launcher of a launch is left: each node has reported its end, or is silent by others' reports."""
+    """Return whether only lost nodes are left of a launch: all that have not reported its end are silent by others' reports.
+
+    One whose nodes have all reported ends by itself, once its launchers have printed their last lines.
+    """
     record, ends = _record(store, attempt_key(number))[0], _reports(store, number)
-    return {*range(len(record["nodes"]))} <= {end["node"] for end in ends} | _silent(ends)
+    missing = {*range(len(record["nodes"]))} - {end["node"] for end in ends}
+    return bool(missing) and missing <= _silent(ends)
 
 
 def _reports(store: ObjectStore, number: int) -> list[dict[str, Any]]:
