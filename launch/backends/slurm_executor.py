@@ -4,6 +4,7 @@ few. Standard library and Python 3.9 only: this file is the end of the batch scr
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -51,6 +52,8 @@ JOURNAL_CALL_S = 300
 POLL_S = 5.0
 LOOK_S = 1.0
 """Seconds between two looks at the launcher of this host, which cost no program."""
+KILL_S = 2.0
+"""For srun to kill what still runs on nodes that are lost to the others only; for one that is gone it would wait on."""
 WATCHERS = 3
 WATCH = """lost() {
     job=$(scontrol --oneliner show job "$2") || return 1
@@ -240,7 +243,7 @@ class LostStep:
         self._next_read = 0.0
 
     def find(self) -> None:
-        """Look for the launcher of this host, until it was seen."""
+        """Look for the launcher of this host among its processes, until it was seen."""
         if not self._process:
             numbers = (name for name in os.listdir("/proc") if name.isdecimal())
             self._process = next((name for name in numbers if self._is_launcher(name)), "")
@@ -249,9 +252,13 @@ class LostStep:
         if not self._process or time.monotonic() < self._next_read or self._is_launcher(self._process):
             return False
         self._next_read = time.monotonic() + POLL_S
-        with suppress(TemporarilyUnavailable):
+        try:
             return self._journal.is_over(self._number)
-        return False
+        except TemporarilyUnavailable as error:
+            # A Lustrain of before, on the nodes or in an image, would print its usage again and again.
+            log(f"{error}; lost nodes of this launch, if any, are waited for until Slurm counts them down")
+            self._next_read = math.inf
+            return False
 
     def _is_launcher(self, process: str) -> bool:
         try:
@@ -409,15 +416,24 @@ class Allocation:
             if not ending and not self._signal and should_end():
                 ending = True
                 self._step.send_signal(signal.SIGUSR1)
-            lost.find()
+            if os.environ["SLURMD_NODENAME"] in nodes:
+                lost.find()
             until = time.monotonic() + POLL_S
             while self._step.poll() is None and time.monotonic() < until:
                 if lost.is_over():
                     log(f"launch {number} has ended on all nodes that are not lost")
-                    self._step.kill()
+                    self._end_step()
                 with suppress(subprocess.TimeoutExpired):
                     self._step.wait(LOOK_S)
         return self._step.returncode if self._step.returncode >= 0 else 1
+
+    def _end_step(self) -> None:
+        """Kill what is left of the step, also on a node whose launcher only froze: its ranks would keep memory of the GPUs."""
+        assert self._step is not None
+        self._step.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._step.wait(KILL_S)
+        self._step.kill()
 
     def _master_address(self, node: str) -> str:
         """Return the address where ranks meet; log it where it does not resolve, because ranks would wait for it."""

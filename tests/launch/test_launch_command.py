@@ -18,6 +18,7 @@ from launch.backends import LaunchPlan, kubernetes, slurm, slurm_executor
 from launch.backends.slurm_executor import Allocation, CommandJournal, Runtime
 from launch.request import RunRequest
 from launch.submit import submit_array
+from launch.supervisor.executor import TemporarilyUnavailable
 from launch.supervisor.policy import ExtraNodes, RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.lab.training import config
@@ -594,12 +595,29 @@ def test_job_excludes_no_node_that_it_could_not_start_without(
     assert list(allocation.excludable(["b"], min_nodes)) == excluded
 
 
-@pytest.mark.parametrize("others_left", [False, True])
+@pytest.mark.parametrize(
+    ("over", "at_term", "code"),
+    [
+        # srun kills on SIGTERM what still runs on a node that is lost to the others only, and ends once that is done.
+        (True, "exit 137", 137),
+        # Of a node that is gone it gets no answer.
+        (True, "", 1),
+        (False, "exit 137", 0),
+        # The Lustrain on the nodes does not know the question: it is asked once.
+        (None, "exit 137", 0),
+    ],
+)
 def test_step_that_waits_for_lost_nodes_alone_is_given_up(
-    allocation: Allocation, planted: Path, monkeypatch: pytest.MonkeyPatch, others_left: bool
+    allocation: Allocation,
+    planted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    over: bool | None,
+    at_term: str,
+    code: int,
 ) -> None:
     """The run is asked for what its launchers reported once that of this host has ended, and not before."""
     monkeypatch.setattr(slurm_executor, "POLL_S", 0.05)
+    monkeypatch.setattr(slurm_executor, "KILL_S", 60.0 if at_term else 0.01)
     monkeypatch.setattr(slurm_executor, "LOOK_S", 0.01)
     launcher, step = f"{planted}/python3", f"{planted}/step"
     allocation._plan = {**allocation._plan, "python": launcher}
@@ -611,14 +629,17 @@ def test_step_that_waits_for_lost_nodes_alone_is_given_up(
     )
     (planted / "trainer/node/launcher.py").write_text(wait)
     words = f'while [ "$1" != {launcher} ]; do shift; done; cd {planted} && PYTHONPATH={planted} "$@"'
-    plant(planted, "srun", f"{words}; exec /bin/sleep {'0.5' if others_left else '3600'}")
+    waits = "while :; do /bin/sleep 0.01; done" if over else "/bin/sleep 0.5"
+    plant(planted, "srun", f"{words}; trap '{at_term}' TERM; {waits}")
     asked: list[int] = []
 
     def call(self: CommandJournal, action: str, argument: dict[str, int]) -> dict[str, bool]:
         assert action == "over"
         assert (planted / "step.go").exists(), "its own launcher still runs"
         asked.append(argument["attempt"])
-        return {"over": not others_left}
+        if over is None:
+            raise TemporarilyUnavailable("ended with 2")
+        return {"over": over}
 
     def should_end() -> bool:
         # Twice, so that the launcher was seen.
@@ -629,8 +650,8 @@ def test_step_that_waits_for_lost_nodes_alone_is_given_up(
 
     looks: list[bool] = []
     monkeypatch.setattr(CommandJournal, "_call", call)
-    code = allocation.run_launch(1, allocation.healthy_nodes(), should_end)
-    assert (code, {*asked}) == ((0, {1}) if others_left else (1, {1}))
+    assert allocation.run_launch(1, allocation.healthy_nodes(), should_end) == code
+    assert asked == [1] if over is None else {*asked} == {1}
 
 
 def test_ranks_that_make_way_for_more_get_the_signal_to_save(
