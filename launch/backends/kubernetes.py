@@ -447,7 +447,8 @@ def _check_named_objects(options: KubernetesOptions) -> None:
         try:
             kubectl(options.namespace, options.context, "get", "--output=name", kind, "--", name)
         except UserError as error:
-            if re.search("not found|have a resource type", str(error)):
+            # What is forbidden may name a role that is not found.
+            if error.exit_code == USAGE and re.search("not found|have a resource type", str(error)):
                 fix = f"kubectl --namespace={options.namespace} get {kind} lists them"
                 raise UserError(problem(path, name, f"is not {what}", fix=fix)) from None
             # Who may not look at them may still use them.

@@ -326,6 +326,7 @@ def test_right_to_delete_pods_is_looked_up_first(planted: Path, answer: str, cod
 
 
 ABSENT = "echo 'Error from server (NotFound): x \"y\" not found' >&2; exit 1"
+FORBIDDEN = "echo 'Error from server (Forbidden): no: RBAC: role.rbac.authorization.k8s.io \"z\" not found' >&2; exit 1"
 UNKNOWN = "echo 'error: the server doesn'\\''t have a resource type \"localqueue\"' >&2; exit 1"
 
 
@@ -338,7 +339,7 @@ UNKNOWN = "echo 'error: the server doesn'\\''t have a resource type \"localqueue
         ("localqueue.kueue.x-k8s.io", ABSENT, "--queue"),
         ("localqueue.kueue.x-k8s.io", UNKNOWN, "--queue"),
         # Who may not look at it may still use it.
-        ("localqueue.kueue.x-k8s.io", "echo 'Error from server (Forbidden): no' >&2; exit 1", None),
+        ("localqueue.kueue.x-k8s.io", FORBIDDEN, None),
     ],
 )
 def test_what_a_job_names_has_to_be_there(planted: Path, kind: str, answer: str, path: str | None) -> None:
