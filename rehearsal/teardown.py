@@ -52,13 +52,14 @@ class Teardown:
 
     @contextmanager
     def _named(self, what: str, context: AbstractContextManager[T]) -> Iterator[T]:
-        with context as value:
+        with ExitStack() as ended, context as value:
             self._there.append(what)
+            ended.callback(self._there.remove, what)
             try:
                 yield value
             finally:
                 self._ending += 1
-        self._there.remove(what)
+        # After an error everything ends.
         self._ending -= 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
