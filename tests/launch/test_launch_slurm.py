@@ -89,24 +89,30 @@ class Place:
         return self.slurm.job(job)["JobState"]
 
 
-def places(metadata: bool) -> Iterator[Place]:
+def places(metadata: bool = False, timing: Mapping[str, str] = lab_slurm.QUICK) -> Iterator[Place]:
     require(why_not() is None, str(why_not()))
     require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
     with Lab(4, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix], metadata=metadata) as lab:
-        place = Place(lab, Slurm(lab).start())
+        place = Place(lab, Slurm(lab, timing).start())
         place.write()
         yield place
 
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    yield from places(metadata=False)
+    yield from places()
 
 
 @pytest.fixture
 def metadata_place() -> Iterator[Place]:
     """Where each node has instance metadata of its own."""
     yield from places(metadata=True)
+
+
+@pytest.fixture
+def patient_place() -> Iterator[Place]:
+    """Where Slurm counts no lost node down while a test runs."""
+    yield from places(timing={**lab_slurm.QUICK, "SlurmdTimeout": "3600"})
 
 
 SHARDS = pytest.mark.parametrize("shard", [1, 2], ids=["ddp", "fsdp"])
@@ -122,6 +128,18 @@ def test_lost_node_is_replaced_by_a_spare_within_the_allocation(place: Place, sh
     place.go()
     assert place.ended(job) == "COMPLETED", place.log()
     place.assert_goes_on_without(victim, "blamed", shard)
+
+
+def test_run_goes_on_before_slurm_counts_a_lost_node_down(patient_place: Place) -> None:
+    patient_place.train("--nodes", "2", "--spare", "1")
+    patient_place.committed()
+    victim = patient_place.records()[0]["nodes"][1]
+    patient_place.lab[victim].crash()
+    patient_place.go()
+    # The job itself stays in Slurm: the lost node does not tell of its end.
+    wait_until(lambda: patient_place.records()[-1].get("code") == EXIT_DONE, 480)
+    assert "down" not in patient_place.slurm.states()[victim]
+    patient_place.assert_goes_on_without(victim, "blamed")
 
 
 def test_run_in_containers_ends_as_one_on_the_nodes(place: Place) -> None:
