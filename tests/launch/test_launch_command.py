@@ -620,7 +620,7 @@ def test_step_that_waits_for_lost_nodes_alone_is_given_up(
     monkeypatch.setattr(slurm_executor, "POLL_S", 0.05)
     monkeypatch.setattr(slurm_executor, "KILL_S", 60.0 if at_term else 0.01)
     monkeypatch.setattr(slurm_executor, "LOOK_S", 0.01)
-    launcher, step = f"{planted}/python3", f"{planted}/step"
+    launcher, step, answered = f"{planted}/python3", f"{planted}/step", planted / "answered"
     allocation._plan = {**allocation._plan, "python": launcher}
     # Of a script /proc would name the interpreter first.
     (planted / "python3").symlink_to(sys.executable)
@@ -630,7 +630,9 @@ def test_step_that_waits_for_lost_nodes_alone_is_given_up(
     )
     (planted / "trainer/node/launcher.py").write_text(wait)
     words = f'while [ "$1" != {launcher} ]; do shift; done; cd {planted} && PYTHONPATH={planted} "$@"'
-    waits = "while :; do /bin/sleep 0.01; done" if over else "/bin/sleep 0.5"
+    # The others end some time after the run was asked for them; lost ones do not.
+    others = f"while [ ! -e {answered} ]; do /bin/sleep 0.01; done; /bin/sleep 0.5"
+    waits = "while :; do /bin/sleep 0.01; done" if over else others
     plant(planted, "srun", f"{words}; trap '{at_term}' TERM; {waits}")
     asked: list[int] = []
 
@@ -638,6 +640,7 @@ def test_step_that_waits_for_lost_nodes_alone_is_given_up(
         assert action == "over"
         assert (planted / "step.go").exists(), "its own launcher still runs"
         asked.append(argument["attempt"])
+        answered.touch()
         if over is None:
             raise TemporarilyUnavailable("ended with 2")
         return {"over": over}
