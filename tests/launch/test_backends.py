@@ -22,6 +22,7 @@ from launch.submit import dry_run, submit
 from lustrain.cluster import Cluster
 from lustrain.problem import UNREACHABLE, Problem, UserError
 from tests.launch.test_request import cluster, config, resolve
+from tests.processes import command_line, wait_until
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.run.journal import REQUEST
 from trainer.storage import ObjectStore, open_store
@@ -159,6 +160,7 @@ def test_resume_beside_its_supervisor_is_refused(
     request_to_print = replace(request_to_print, supervised_by_caller=supervises)
     submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
     with subprocess.Popen([sys.executable, "-c", "input()", "train"], stdin=subprocess.PIPE) as supervisor:
+        wait_until(lambda: command_line(supervisor.pid))
         record = Path(request_to_print.run) / REQUEST
         record.write_text(json.dumps({**json.loads(record.read_text()), "pid": supervisor.pid}))
         with pytest.raises(UserError) if supervises else nullcontext():

@@ -16,6 +16,7 @@ from launch.flags import TrainFlags
 from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
 from tests.launch.test_request import config, resolve
+from tests.processes import command_line, wait_until
 from trainer.run.journal import REQUEST
 
 EARLIER = json.loads((Path(__file__).parent / "earlier_request.json").read_text())
@@ -40,6 +41,8 @@ def test_resume_waits_for_a_launcher_that_lives(
     record = {**EARLIER, "run": request.run} if earlier else runs.read_record(store, REQUEST) or {}
     # What has the words of `fab train` and lives.
     with subprocess.Popen([sys.executable, "-c", "input()", words], stdin=subprocess.PIPE) as launcher:
+        # Linux knows a program's words a moment after it has started it.
+        wait_until(lambda: command_line(launcher.pid))
         record |= {"host": host, "pid": launcher.pid}
         store.put(REQUEST, json.dumps(record).encode())
         if taken:
