@@ -5,7 +5,6 @@ All other settings of clients are the node agent's (`node_setup/settings/`), whi
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from infra.catalog.fsx import EFA_CONNECTIONS
@@ -13,7 +12,7 @@ from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
 from infra.plan.storage.lustre import efa_wanted, takes_lustre_efa
 from lustrain.cluster import Stripe
-from node_setup.agent.model import Request, Setting, Write
+from node_setup.agent.model import Request, Write
 from node_setup.agent.owned import MODPROBE
 from node_setup.agent.run.plan import plan
 from node_setup.agent.settings import catalog
@@ -41,18 +40,12 @@ def module_options(spec: ClusterSpec, group: Group, document: dict[str, Any]) ->
     kind = spec.node_of(group)
     if kind is None or spec.storage.lustre is None:
         return ""
-    settings = _module_settings()
+    settings = tuple(one for one in catalog.load() if one.kind == MODULE_OPTION)
     about_them = {one.id: value for one in settings if (value := spec.tuning.settings.get(one.id)) is not None}
     narrowed = {**document, "tuning": {**document["tuning"], "settings": about_them}}
     planned = plan(settings, expected(kind, group.threads_per_core), Request(narrowed, group.name))
     actions = [action for step in planned.steps for action in step.actions]
     return next((one.content for one in actions if isinstance(one, Write) and one.path == MODPROBE), "")
-
-
-@cache
-def _module_settings() -> tuple[Setting, ...]:
-    """Read once for all groups: the tables come with this package."""
-    return tuple(one for one in catalog.load() if one.kind == MODULE_OPTION)
 
 
 def expected(kind: Instance, threads_per_core: int) -> dict[str, Any]:
