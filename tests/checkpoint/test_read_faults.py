@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from botocore.retries.standard import ExponentialBackoff
 
 from tests.checkpoint.loading import NEW, OLD, load_alone
 from tests.checkpoint.written import assert_same, sample_state, split_state, write_checkpoint
-from tests.lab.faulty_proxy import Answer, Cut, Fault, FaultyProxy, Reset, Swap
+from tests.lab.faulty_proxy import Answer, Cut, Fault, FaultyProxy, Reset, Swap, shorten_throttling
 from tests.lab.servers import S3Place
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError, open_store
 
@@ -22,8 +21,7 @@ DATA = r"0000000020-.*\.bin"
 def faulty(moto_s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultyProxy, ObjectStore]]:
     """A run with two checkpoints on S3, and the proxy that everything to it goes through."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
-    # Of a throttled request the delays are real, but short.
-    monkeypatch.setitem(vars(ExponentialBackoff)["_DEFAULT_BACKOFF_CONFIG"], "throttling_base_scale", 0.05)
+    shorten_throttling(monkeypatch)
     with FaultyProxy(moto_s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         store = open_store(moto_s3.uri())

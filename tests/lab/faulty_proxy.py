@@ -32,6 +32,9 @@ from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
+import pytest
+from botocore.retries.standard import ExponentialBackoff
+
 UPSTREAM_SECONDS = 300.0
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "proxy-connection"}
 
@@ -317,3 +320,8 @@ def _swapped(body: bytes, fault: Swap) -> bytes:
     for i in range(min(fault.count, len(changed))):
         changed[(2 * i + 1) * len(changed) // (2 * fault.count)] ^= 0x10
     return bytes(changed)
+
+
+def shorten_throttling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the delays of a throttled request real, but short: what is tested is what happens, not how long it takes."""
+    monkeypatch.setitem(vars(ExponentialBackoff)["_DEFAULT_BACKOFF_CONFIG"], "throttling_base_scale", 0.05)

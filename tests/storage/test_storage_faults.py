@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 from awscrt.checksums import crc64nvme
-from botocore.retries.standard import ExponentialBackoff
 
-from tests.lab.faulty_proxy import Answer, Cut, Delay, Fault, FaultyProxy, Reset, Swap
+from tests.lab.faulty_proxy import Answer, Cut, Delay, Fault, FaultyProxy, Reset, Swap, shorten_throttling
 from tests.lab.servers import S3Place
 from trainer.storage import CorruptObjectError, PreconditionError, StorageError, open_store
 from trainer.storage.s3 import S3Store
@@ -41,8 +40,7 @@ Proxied = Callable[[S3Place], FaultyProxy]
 
 def opened(path: str, place: S3Place, port_80: Proxied, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
-    # The delays between attempts are real but short: what is tested is what happens, not how long it takes.
-    monkeypatch.setitem(vars(ExponentialBackoff)["_DEFAULT_BACKOFF_CONFIG"], "throttling_base_scale", 0.05)
+    shorten_throttling(monkeypatch)
     monkeypatch.setattr("trainer.storage.bulk.LONGEST_PAUSE", 0.1)
     # Servers written in Python take most of the time for bytes.
     for module in ("bulk", "crt", "s3"):

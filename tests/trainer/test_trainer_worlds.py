@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,20 +76,25 @@ def test_any_number_of_ranks_sees_the_same_batches_and_losses(fork_server: ForkS
             assert [record[close] for record in found if close in record] == pytest.approx(expected, rel=1e-6, abs=0)
 
 
+def killed_and_resumed(fork_server: ForkServer, folder: Path, command: Sequence[str], ranks: int, then: int) -> int:
+    """Kill a run that waits for the file `go` once it has committed, let `then` ranks end it, and return the step committed."""
+    killed = fork_server.start(command, ranks)
+    wait_until(lambda: commits(folder / "run"))
+    killed.send(signal.SIGKILL)
+    assert killed.wait() == [-signal.SIGKILL] * ranks
+    committed = commits(folder / "run")[-1].step
+    (folder / "go").touch()
+    resumed = fork_server.start(command, then)
+    assert resumed.wait() == [0] * then, resumed.said()
+    return committed
+
+
 @pytest.mark.slow
 def test_a_killed_run_of_three_uneven_ranks_resumes_bit_for_bit(fork_server: ForkServer, tmp_path: Path) -> None:
     """Four micro-batches on three ranks. The run waits before step 50, until it is killed."""
-    go = tmp_path / "go"
-    sets = ("train.global_batch=8", "eval.every=20", f"task.hold={go}")
+    sets = ("train.global_batch=8", "eval.every=20", f"task.hold={tmp_path}/go")
     config = write_config(tmp_path, 60, 2, every_steps=10)
-    killed = fork_server.start(words(config, *sets), 3)
-    wait_until(lambda: commits(tmp_path / "run"))
-    killed.send(signal.SIGKILL)
-    assert killed.wait() == [-signal.SIGKILL] * 3
-    newest_step = commits(tmp_path / "run")[-1].step
-    go.touch()
-    resumed = fork_server.start(words(config, *sets), 3)
-    assert resumed.wait() == [0] * 3, resumed.said()
+    newest_step = killed_and_resumed(fork_server, tmp_path, words(config, *sets), 3, 3)
     whole = fork_server.start(words(config, *sets, f"run.uri={tmp_path}/whole"), 3)
     assert whole.wait() == [0] * 3, whole.said()
     assert events(tmp_path / "run", "resumed")[0]["step"] == newest_step
@@ -104,17 +110,9 @@ def test_a_killed_run_of_three_uneven_ranks_resumes_bit_for_bit(fork_server: For
 @pytest.mark.slow
 def test_run_of_four_ranks_that_loses_one_goes_on_with_three(fork_server: ForkServer, tmp_path: Path) -> None:
     """Eight micro-batches a step, which three ranks cannot share evenly. The four wait before step 50 until they are killed."""
-    go = tmp_path / "go"
-    sets = ("train.global_batch=16", "metrics.batch_digest=true", f"task.hold={go}")
+    sets = ("train.global_batch=16", "metrics.batch_digest=true", f"task.hold={tmp_path}/go")
     config = write_config(tmp_path, 60, 2, every_steps=10)
-    lost = fork_server.start(words(config, *sets), 4)
-    wait_until(lambda: commits(tmp_path / "run"))
-    lost.send(signal.SIGKILL)
-    assert lost.wait() == [-signal.SIGKILL] * 4
-    committed = commits(tmp_path / "run")[-1].step
-    go.touch()
-    smaller = fork_server.start(words(config, *sets), 3)
-    assert smaller.wait() == [0] * 3, smaller.said()
+    committed = killed_and_resumed(fork_server, tmp_path, words(config, *sets), 4, 3)
     (resumed,) = events(tmp_path / "run", "resumed")
     assert (resumed["step"], resumed["saved_world_size"]) == (committed, 4)
     assert train(config, *sets, f"run.uri={tmp_path}/whole") == 0
