@@ -43,7 +43,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class HeldJob:
-    """A job that waits until a person releases it."""
+    """A job that goes on only once a person has acted."""
 
     job: str
     why: str

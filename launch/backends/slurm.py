@@ -49,6 +49,9 @@ _HELD = re.compile("held|hold", re.IGNORECASE)
 """In the reason of a job that waits for a person: JobHeldUser, JobHeldAdmin, JobHoldMaxRequeue
 (https://slurm.schedmd.com/job_reason_codes.html), "launch failed requeued held"."""
 _LAUNCH_FAILED = "launch failed"
+_HOST_LOST = "its script is lost with node "
+_QUEUED = "%T|%r|%N|%B|%k"
+"""After the number: state, reason, nodes, batch host, comment (https://slurm.schedmd.com/squeue.html#OPT_format)."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,13 @@ class Job:
     number: int | str
     """ARRAY_INDEX of a task of an array."""
     held: str = ""
-    """Why Slurm does not start it until it is released; empty where it does not hold it."""
+    """Why it does not go on until a person acts; empty where it does."""
 
     @property
     def release(self) -> str:
-        """What lets it start."""
-        words = f"scontrol release {self.number}, as its owner or an operator of Slurm"
+        """What lets it go on."""
+        word = "requeue" if self.held.startswith(_HOST_LOST) else "release"
+        words = f"scontrol {word} {self.number}, as its owner or an operator of Slurm"
         if _LAUNCH_FAILED not in self.held:
             return words
         node = "a node that `sinfo -R` shows with Duplicate jobid"
@@ -204,14 +208,16 @@ class SlurmBackend:
         if shutil.which("squeue") is None:
             return {}
         found: dict[str, HeldJob] = {}
-        for number, state, reason, comment in _queue(sweep, "--array", "--format=%F_%K|%T|%r|%k"):
-            array, _, task = number.partition("_")
-            if not _is_held(state, reason):
+        for queued in _queue(sweep, "--array", f"--format=%F_%K|{_QUEUED}"):
+            array, _, task = queued.number.partition("_")
+            if queued.comment == sweep and task.isdecimal() and int(task) < len(runs):
+                run, job = runs[int(task)], Job(queued.number, queued.held())
+            elif queued.comment in runs:
+                run, job = queued.comment, Job(array, queued.held())
+            else:
                 continue
-            if comment == sweep and task.isdecimal() and int(task) < len(runs):
-                found[runs[int(task)]] = Job(number, reason).as_held()
-            elif comment in runs:
-                found[comment] = Job(array, reason).as_held()
+            if job.held:
+                found[run] = job.as_held()
         return found
 
     def ended_job(self, run: str, job: Mapping[str, Any]) -> str | None:
@@ -443,11 +449,10 @@ def _array_tasks(run: str) -> list[Job]:
         return []
     sweep = run.rpartition("/")[0]
     # A pending array is one line without --array, whose tasks have no lines of their own.
-    rows = _queue(run, "--array", f"--name={_name(sweep)}", "--format=%F_%K|%T|%r|%k")
     return [
-        Job(number, reason if _is_held(state, reason) else "")
-        for number, state, reason, comment in rows
-        if comment == sweep and number.endswith(f"_{record['task']}")
+        Job(queued.number, queued.held())
+        for queued in _queue(run, "--array", f"--name={_name(sweep)}", f"--format=%F_%K|{_QUEUED}")
+        if queued.comment == sweep and queued.number.endswith(f"_{record['task']}")
     ]
 
 
@@ -456,24 +461,60 @@ def jobs(run_uri: str, name: str) -> list[Job]:
 
     An array is one job. UserError (UNREACHABLE) where Slurm does not answer: then there may be some.
     """
-    rows = _queue(run_uri, f"--name={name}", "--format=%F|%T|%r|%k")
     matching = {
-        int(number): Job(int(number), reason if _is_held(state, reason) else "")
-        for number, state, reason, comment in rows
-        if comment == run_uri and number.isdecimal()
+        int(queued.number): queued
+        for queued in _queue(run_uri, f"--name={name}", f"--format=%F|{_QUEUED}")
+        if queued.comment == run_uri and queued.number.isdecimal()
     }
-    return [matching[number] for number in sorted(matching)]
+    return [Job(number, matching[number].held()) for number in sorted(matching)]
 
 
-def _queue(run_uri: str, *options: str) -> list[list[str]]:
-    """Return the lines of squeue, each of four words. UserError."""
-    output = run(["squeue", "--noheader", *options], fix=PING)
+@dataclass(frozen=True)
+class _Queued:
+    """A line of squeue."""
+
+    number: str
+    state: str
+    reason: str
+    nodes: str
+    batch_host: str
+    comment: str
+
+    def held(self) -> str:
+        """Return why the job does not go on until a person acts; empty where it does.
+
+        https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
+        """
+        waits = self.state == "PENDING" and _HELD.search(self.reason) is not None
+        if waits or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT"):
+            return self.reason
+        # A job that holds its nodes when one is lost keeps them without its script too, unless one of them watched it.
+        lost = self.state == "RUNNING" and self.batch_host and self.batch_host not in _node_names(self.nodes)
+        return f"{_HOST_LOST}{self.batch_host}" if lost else ""
+
+
+def _node_names(nodes: str) -> list[str]:
+    """Return the names in a list as Slurm prints it. UserError."""
+    if "[" not in nodes:
+        return nodes.split(",")
+    output = run(["scontrol", "show", "hostnames", nodes], fix=PING)
+    if output.code:
+        why = error_text(output, ("error: ", "fatal: "))
+        raise UserError(f"scontrol show hostnames {nodes}: {why}; fix: {PING}", UNREACHABLE)
+    return output.out.split()
+
+
+def _queue(run_uri: str, *options: str) -> list[_Queued]:
+    """Return what squeue lists by a format of a number and `_QUEUED`. UserError."""
+    # Also of partitions that are hidden.
+    output = run(["squeue", "--all", "--noheader", *options], fix=PING)
     if output.code:
         why = error_text(output, ("error: ", "fatal: "))
         raise UserError(
             f"squeue: {why}: whether a job waits or runs for {run_uri} is not known; fix: {PING}", UNREACHABLE
         )
-    return [row for line in output.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
+    rows = (line.strip().split("|", 5) for line in output.out.splitlines())
+    return [_Queued(*row) for row in rows if len(row) == 6]
 
 
 def ended(job: int | str) -> str | None:
@@ -498,11 +539,6 @@ def ended(job: int | str) -> str | None:
         return None
     state, code, end = rows[-1]
     return f"{state}, exit code {code}, {end}"
-
-
-def _is_held(state: str, reason: str) -> bool:
-    """https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES"""
-    return state in ("REQUEUE_HOLD", "SPECIAL_EXIT") or (state == "PENDING" and _HELD.search(reason) is not None)
 
 
 def cancel(job: int | str) -> None:

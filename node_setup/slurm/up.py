@@ -114,7 +114,8 @@ def _ask(run: FleetRun) -> tuple[list[Report], list[Outcome]]:
 def _lost_jobs(
     run: FleetRun, machines: Sequence[SlurmMachine], head: SlurmMachine, states: Mapping[str, Any] | None
 ) -> list[Problem]:
-    """Return a line for each node whose jobs the change would end: nodes that leave, and where the controller moves, all.
+    """Return a line for each node whose jobs the change would end: nodes that leave, and where the controller moves, all; and
+    one for jobs that wait to start again while nodes leave.
 
     `states` are those that the planned controller sees. Where it runs no slurmctld yet, another machine's has answered it. A
     slurmctld that does not answer tells of no jobs.
@@ -128,7 +129,7 @@ def _lost_jobs(
     if states is not None and _slurmctld(head) in ("inactive", "failed"):
         lines += jobs.lost_job_problems(states, (), unknown)
     elif states is not None:
-        lines += jobs.lost_job_problems(states, kept, leaves)
+        lines += [*jobs.lost_job_problems(states, kept, leaves), *jobs.requeued_job_problems(states, kept)]
     for machine in machines:
         if machine is not head and _slurmctld(machine) == "active":
             lines += jobs.lost_job_problems(_states(run, machines, machine, 0), (), unknown)
@@ -237,7 +238,7 @@ def _states(
     awaited = {"nodes": [machine.host for machine in machines if machine.computes], "wait_s": wait_s}
     (outcome,) = _call(run, [controller.node], "slurm-state", lambda node: awaited)
     if not outcome.good or outcome.answer is None or outcome.answer.slurm is None:
-        return {"error": _why(outcome), "nodes": {}}
+        return {"error": _why(outcome), "nodes": {}, "requeued": []}
     return outcome.answer.slurm
 
 

@@ -51,7 +51,7 @@ def plant(folder: Path, name: str, script: str) -> None:
 
 def queued(number: int, state: str = "RUNNING", reason: str = "None", run: str = RUN) -> str:
     """A line of squeue, as a shell prints it."""
-    return f"echo '{number}|{state}|{reason}|{run}'"
+    return f"echo '{number}|{state}|{reason}|||{run}'"
 
 
 def code_of(error: pytest.ExceptionInfo[UserError]) -> int:
@@ -98,12 +98,35 @@ def test_held_job_is_told_from_one_that_waits(planted: Path, state: str, reason:
     assert [job.held for job in slurm.jobs(RUN, "first")] == [reason if held else ""]
 
 
+@pytest.mark.parametrize(
+    ("state", "nodes", "batch_host", "lost"),
+    [
+        ("RUNNING", "b,c", "a", True),
+        ("RUNNING", "b[2-3]", "b1", True),
+        ("RUNNING", "a,b", "a", False),
+        ("RUNNING", "b[1-3]", "b2", False),
+        ("RUNNING", "", "", False),
+        ("COMPLETING", "b,c", "a", False),
+    ],
+)
+def test_job_that_lost_its_batch_host_is_named(
+    planted: Path, state: str, nodes: str, batch_host: str, lost: bool
+) -> None:
+    plant(planted, "squeue", f"echo '7|{state}|None|{nodes}|{batch_host}|{RUN}'")
+    plant(planted, "scontrol", 'case "$*" in "show hostnames b[2-3]") echo b2 b3;; *) echo b1 b2 b3;; esac')
+    held = slurm.BACKEND.held_job(RUN)
+    assert (held is not None) == lost
+    if held:
+        assert held.why.endswith(batch_host)
+        assert held.fix.startswith("scontrol requeue 7")
+
+
 @pytest.mark.parametrize("record", [{"job": "9_1", "task": 1, "log": "x"}, {"task": 1}])
 def test_task_of_a_sweeps_array_is_its_runs_job(planted: Path, tmp_path: Path, record: dict[str, Any]) -> None:
     """Also where sbatch's answer was lost, and its number with it."""
     sweep = f"{tmp_path}/rates"
-    lines = [f"9_{task}|{state}|{sweep}" for task, state in {0: "RUNNING|None", 1: "PENDING|JobHeldUser"}.items()]
-    lines += ["7_1|RUNNING|None|/other/rates", f"8_11|RUNNING|None|{sweep}"]
+    lines = [f"9_{task}|{state}|||{sweep}" for task, state in {0: "RUNNING|None", 1: "PENDING|JobHeldUser"}.items()]
+    lines += ["7_1|RUNNING|None|||/other/rates", f"8_11|RUNNING|None|||{sweep}"]
     plant(planted, "squeue", f"case $* in *--array*) printf '%s\\n' {shlex.join(lines)} ;; esac")
     assert slurm.jobs_of(f"{sweep}/first") == []
     runs.save_job(open_store(f"{sweep}/first"), "slurm", record)
@@ -115,12 +138,12 @@ def test_array_whose_answer_is_lost_keeps_its_tasks_known(planted: Path, tmp_pat
     sweep = f"{tmp_path}/rates"
     requests = {index: replace(SLURM, run=f"{sweep}/{name}") for index, name in {1: "a", 3: "b"}.items()}
     plant(planted, "sbatch", f"case $* in *--test-only*) exit 0 ;; esac; {TIMED_OUT}")
-    plant(planted, "squeue", f"echo '5|RUNNING|None|{sweep}'")
+    plant(planted, "squeue", f"echo '5|RUNNING|None|||{sweep}'")
     plan = LaunchPlan((), {slurm.ARRAY_SCRIPT: ""})
     with pytest.raises(UserError) as error:
         submit_array(requests, set(), slurm.BACKEND, plan, sweep, planted)
     assert code_of(error) == UNREACHABLE
-    plant(planted, "squeue", f"case $* in *--array*) echo '6_3|PENDING|None|{sweep}' ;; esac")
+    plant(planted, "squeue", f"case $* in *--array*) echo '6_3|PENDING|None|||{sweep}' ;; esac")
     assert [slurm.jobs_of(request.run) for request in requests.values()] == [[], [slurm.Job("6_3")]]
     plant(planted, "sbatch", "case $* in *--test-only*) exit 0 ;; esac; echo 'sbatch: error: no' >&2; exit 1")
     with pytest.raises(UserError):
@@ -146,16 +169,17 @@ def test_array_of_an_unknown_account_registers_nothing(planted: Path, tmp_path: 
 def test_held_jobs_of_a_sweep_are_one_look_at_the_queue(planted: Path) -> None:
     """Its array's tasks by their index, and its runs that are jobs of their own."""
     lines = [
-        "9_0|PENDING|JobHeldUser|/shared/rates",
-        "9_1|RUNNING|None|/shared/rates",
-        "9_7|PENDING|JobHeldUser|/shared/rates",
-        "12_N/A|REQUEUE_HOLD|launch failed requeued held|/shared/rates/c",
-        "13_N/A|PENDING|JobHeldAdmin|/shared/other/c",
+        "9_0|PENDING|JobHeldUser|||/shared/rates",
+        "9_1|RUNNING|None|b|a|/shared/rates",
+        "9_7|PENDING|JobHeldUser|||/shared/rates",
+        "12_N/A|REQUEUE_HOLD|launch failed requeued held|||/shared/rates/c",
+        "13_N/A|PENDING|JobHeldAdmin|||/shared/other/c",
     ]
     plant(planted, "squeue", f"echo look >> {planted}/looks; printf '%s\\n' {shlex.join(lines)}")
     held = slurm.BACKEND.held_jobs("/shared/rates", [f"/shared/rates/{name}" for name in "abc"])
     assert {run: (job.job, job.why) for run, job in held.items()} == {
         "/shared/rates/a": ("9_0", "JobHeldUser"),
+        "/shared/rates/b": ("9_1", "its script is lost with node a"),
         "/shared/rates/c": ("12", "launch failed requeued held"),
     }
     assert (planted / "looks").read_text().count("look") == 1
@@ -392,7 +416,7 @@ def fab(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("squeue", "code", "cancelled"), [(SILENT, 3, False), ('echo "7|RUNNING|None|$PWD/first"', 0, True)]
+    ("squeue", "code", "cancelled"), [(SILENT, 3, False), ('echo "7|RUNNING|None|||$PWD/first"', 0, True)]
 )
 def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
     tmp_path: Path, squeue: str, code: int, cancelled: bool
@@ -409,7 +433,7 @@ def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("squeue", "cancelled"), [(SILENT, False), ('echo "7|RUNNING|None|$PWD/first"', True)])
+@pytest.mark.parametrize(("squeue", "cancelled"), [(SILENT, False), ('echo "7|RUNNING|None|||$PWD/first"', True)])
 def test_stop_now_cancels_where_its_own_stop_file_is_refused(tmp_path: Path, squeue: str, cancelled: bool) -> None:
     recorded(tmp_path)
     (tmp_path / "stops").rmdir()
@@ -438,7 +462,7 @@ def test_how_a_forgotten_job_ended_is_asked_of_accounting(planted: Path, sacct: 
     assert slurm.BACKEND.ended_job(RUN, {"job": 7}) is None
     plant(planted, "sacct", f"[ $5 = --jobs=7 ] || exit 9; {sacct}")
     assert slurm.BACKEND.ended_job(RUN, {"job": 7}) == told
-    plant(planted, "squeue", f"echo '7|PENDING|None|{RUN}'")
+    plant(planted, "squeue", f"echo '7|PENDING|None|||{RUN}'")
     assert slurm.BACKEND.ended_job(RUN, {"job": 7}) is None
 
 
@@ -452,7 +476,7 @@ def test_accounting_that_does_not_answer_leaves_an_end_unknown(planted: Path) ->
 @pytest.mark.slow
 def test_held_job_is_named_with_what_releases_it(tmp_path: Path) -> None:
     recorded(tmp_path)
-    plant(tmp_path / "bin", "squeue", 'echo "7|PENDING|launch failed requeued held|$PWD/first"')
+    plant(tmp_path / "bin", "squeue", 'echo "7|PENDING|launch failed requeued held|||$PWD/first"')
     plant(tmp_path / "bin", "sbatch", "exit 0")
     (tmp_path / "config.toml").write_text(config("first"))
     said = fab(tmp_path, "status", "link")

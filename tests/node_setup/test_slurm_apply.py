@@ -275,13 +275,15 @@ def test_nodes_are_read_as_scontrol_prints_them() -> None:
 
 def test_nodes_are_waited_for_until_all_have_registered(tmp_path: Path) -> None:
     answers = ["NodeName=node2 State=UNKNOWN*\n", "NodeName=node2 State=IDLE Gres=gpu:h100:8 Version=22.05.8\n"]
+    queue = f"{'7':<64}{2:<12}\n{'8':<64}{0:<12}\n{'9_[1-3]':<64}{1:<12}\n"
 
     class Controller(BareHost):
         def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
-            return Done(0, answers.pop(0), "")
+            return Done(0, queue if command[0] == "squeue" else answers.pop(0), "")
 
     found = state.wait_for_nodes(Controller(tmp_path), Awaited(("node2",), 600), lambda seconds: None)
     assert (found["error"], found["nodes"]["node2"]["gres"], answers) == (None, "gpu:h100:8", [])
+    assert found["requeued"] == ["7", "9_[1-3]"]
 
 
 @pytest.mark.parametrize(

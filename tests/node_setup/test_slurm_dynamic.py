@@ -335,6 +335,69 @@ def test_node_drained_for_an_old_script_alone_takes_jobs_again(
     assert [command for command in host.ran if command[1] == "update"] == [resume] * resumed
 
 
+class Queue(Fake):
+    """A controller with one running job; `lists` is what squeue prints at each look, None where slurmctld does not answer."""
+
+    def __init__(self, root: Path, lists: Sequence[str | None], batch: str = "1", requeues: bool = True) -> None:
+        super().__init__(root)
+        self._lists, self._batch, self._requeues = list(lists), batch, requeues
+
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+        self.ran.append(tuple(command))
+        if command[0] == "squeue":
+            listed = self._lists.pop(0)
+            return done(listed) if listed is not None else done(status=1)
+        if command[1:3] == ("show", "hostnames"):
+            return done(command[3].replace("b[2-3]", "b2\nb3") + "\n")
+        if command[1:3] == ("show", "job"):
+            return done(f"JobId=7 JobState=RUNNING BatchFlag={self._batch} Reboot=0")
+        return done() if command[1] == "requeue" and self._requeues else done(status=1, err="not now")
+
+
+HAS, LACKS, OTHER = "7|b[2-3]|b2\n", "7|b[2-3]|b1\n", "7|b2|b1\n"
+
+
+@pytest.mark.parametrize(
+    ("lists", "batch", "requeued"),
+    [
+        ([LACKS, LACKS], "1", [1]),
+        ([LACKS.replace("7", "7_1"), LACKS.replace("7", "7_1")], "2", [1]),
+        ([HAS, LACKS, LACKS], "1", [2]),
+        ([LACKS], "1", []),
+        ([HAS, HAS, HAS], "1", []),
+        ([LACKS, HAS, LACKS], "1", []),
+        ([LACKS, None, LACKS], "1", [2]),
+        ([LACKS, OTHER], "1", []),
+        ([LACKS, ""], "1", []),
+        # salloc has no script, and a part of a heterogeneous job has it elsewhere.
+        ([LACKS, LACKS], "0", []),
+        ([LACKS.replace("7", "7+1"), LACKS.replace("7", "7+1")], "1", []),
+    ],
+)
+def test_job_without_its_batch_host_is_requeued_at_the_second_look(
+    tmp_path: Path, lists: list[str | None], batch: str, requeued: list[int]
+) -> None:
+    host, at = Queue(tmp_path, lists, batch), []
+    controller = watch.Controller(host, silent, 600)
+    for look, listed in enumerate(lists):
+        before = len(host.ran)
+        controller.check_once(look)
+        number = (listed or "").partition("|")[0]
+        if ("scontrol", "requeue", number) in host.ran[before:]:
+            at.append(look)
+    assert at == requeued
+
+
+def test_job_that_is_not_requeued_is_tried_again_and_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    host = Queue(tmp_path, [LACKS] * 4, requeues=False)
+    controller = watch.Controller(host, told.append, 600)
+    for look in range(4):
+        controller.check_once(look)
+    assert host.ran.count(("scontrol", "requeue", "7")) == 3
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "restarts"),
     [

@@ -45,6 +45,7 @@ class Sessions:
     """What the controller's login shell prints."""
     calls: list[tuple[str, str, bytes]] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=lambda: {"node2": "IDLE", "node3": "IDLE"})
+    requeued: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     connections: dict[str, int] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -84,7 +85,7 @@ class Session:
         elif verb == "slurm-state":
             more = {"gres": None, "reason": None}
             nodes = {name: {"state": state, **more} for name, state in self.sessions.states.items()}
-            answer["slurm"] = {"error": None, "nodes": nodes}
+            answer["slurm"] = {"error": None, "nodes": nodes, "requeued": self.sessions.requeued}
         else:
             status = int(self.node == self.sessions.failing)
             body = json.loads(stdin)
@@ -181,6 +182,20 @@ def test_a_node_with_jobs_is_not_taken_out(sessions: Sessions, state: str, refus
     with pytest.raises(UserError) as error:
         bring_up(sessions, check=check)
     assert error.value.problems[0].path == "Slurm's node node4"
+    assert sessions.commands() == [*ASKED, STATE]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_no_node_leaves_while_a_requeued_job_waits(sessions: Sessions, leaves: bool) -> None:
+    """It may have had that node, and Slurm remembers it."""
+    sessions.states |= {"node4": "DOWN+NOT_RESPONDING"} if leaves else {}
+    sessions.requeued = ["7", "9_1"]
+    if not leaves:
+        assert bring_up(sessions).problems == {}
+        return
+    with pytest.raises(UserError) as error:
+        bring_up(sessions)
+    assert error.value.problems[0].path == "Slurm's requeued jobs"
     assert sessions.commands() == [*ASKED, STATE]
 
 

@@ -16,12 +16,19 @@ POLL_S = 1.0
 def wait_for_nodes(host: Host, awaited: Awaited, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
     """Return what the controller says of each node, as soon as all awaited ones have registered or their time is over.
 
-    `error` is why it says nothing; None where it answers.
+    `requeued` are the jobs that wait to start again. `error` is why it says nothing; None where it answers.
     """
     end = time.monotonic() + awaited.wait_s
     while True:
         done = host.run(("scontrol", "show", "node", "--oneliner"), 30)
         nodes = parse(done.out) if done.ok else {}
         if all(is_registered(nodes.get(name, {})) for name in awaited.nodes) or time.monotonic() >= end:
-            return {"error": None if done.ok else done.complaint, "nodes": nodes}
+            return {"error": None if done.ok else done.complaint, "nodes": nodes, "requeued": _requeued(host)}
         sleep(POLL_S)
+
+
+def _requeued(host: Host) -> list[str]:
+    columns = "--Format=JobArrayID:64,RestartCnt:12"
+    done = host.run(("squeue", "--all", "--noheader", "--states=PENDING", columns), 30)
+    rows = [line.split() for line in done.out.splitlines()] if done.ok else []
+    return [number for number, restarts in rows if restarts != "0"]

@@ -1,5 +1,5 @@
 """What runs beside a stack's Slurm: a node is drained at a notice of AWS, and registers again where the controller forgot it;
-the controller deletes nodes that are gone, and scales groups that go to zero."""
+the controller deletes nodes that are gone, requeues jobs that lost their script, and scales groups that go to zero."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ DUPLICATE = "Duplicate jobid"
 https://github.com/SchedMD/slurm/blob/slurm-22.05/src/slurmctld/agent.c)."""
 NOTICE = "lustrain: notice of AWS: "
 """Begins the reason of a node whose machine ends."""
+LOOKS = 2
+"""A job that lacks its batch host so often in a row is requeued: what watches it from its own nodes comes first."""
 Log = Callable[[str], None]
 
 
@@ -103,20 +105,29 @@ def _reason(notice: Mapping[str, Any], node: Mapping[str, Any]) -> str:
 
 
 class Controller:
-    """Deletes nodes that are gone, so that the list of nodes does not fill, and gives back those that were drained because an
-    old script of a job still lived there."""
+    """Deletes nodes that are gone, so that the list of nodes does not fill; gives back those that were drained because an old
+    script of a job still lived there; requeues jobs whose script is lost."""
 
     def __init__(self, host: Host, log: Log, gone_after_s: float) -> None:
         self._host = host
         self._log = log
         self._gone_after_s = gone_after_s
         self._since: Mapping[str, float] = {}
+        self._looks: Mapping[tuple[str, ...], int] = {}
+        """How often in a row each running job lacked its script."""
         self._lines: Mapping[str, str] = {}
 
     def check_once(self, now_s: float) -> None:
+        lines = {**self._check_nodes(now_s), **self._check_jobs()}
+        for name, line in lines.items():
+            if self._lines.get(name) != line:
+                self._log(f"{name} {line}")
+        self._lines = lines
+
+    def _check_nodes(self, now_s: float) -> dict[str, str]:
         done = self._host.run(("scontrol", "show", "node", "--oneliner"), 30)
         if not done.ok:
-            return
+            return {}
         nodes = scheduler.parse(done.out)
         for name in refused_duplicate(nodes):
             resumed = self._host.run(("scontrol", "update", f"NodeName={name}", "State=RESUME"), 30)
@@ -124,15 +135,44 @@ class Controller:
             self._log(f"{name} was drained for {DUPLICATE!r}, and has no job: {what}")
         self._since = {name: self._since.get(name, now_s) for name in gone(nodes)}
         due = [name for name, since_s in self._since.items() if now_s - since_s >= self._gone_after_s]
-        lines = {name: self._delete(name) for name in due}
-        for name, line in lines.items():
-            if self._lines.get(name) != line:
-                self._log(f"{name} is gone: {line}")
-        self._lines = lines
+        return {name: f"is gone: {self._change('deleted', 'delete', f'NodeName={name}')}" for name in due}
 
-    def _delete(self, name: str) -> str:
-        done = self._host.run(("scontrol", "delete", f"NodeName={name}"), 30)
-        return "deleted" if done.ok else f"not deleted: {done.complaint}"
+    def _check_jobs(self) -> dict[str, str]:
+        """Requeue the jobs that have no script. One that keeps its nodes when a node is lost (`--no-kill`) keeps them also when
+        that node ran the script; a job of `fab train` watches over it, until its watchers are lost too."""
+        done = self._host.run(("squeue", "--all", "--noheader", "--states=RUNNING", "--format=%i|%N|%B"), 30)
+        if not done.ok:
+            return {}
+        looks: dict[tuple[str, ...], int] = {}
+        for job in {tuple(line.strip().split("|")) for line in done.out.splitlines() if line.count("|") == 2}:
+            before = self._looks.get(job)
+            # What a job has seldom changes: no program is started for one that had its script.
+            has_script = before == 0 or self._has_script(*job)
+            if has_script is not None:
+                looks[job] = 0 if has_script else (before or 0) + 1
+        self._looks = looks
+        return {
+            f"job {number}": f"lost its script with node {batch_host}: {self._change('requeued', 'requeue', number)}"
+            for (number, _, batch_host), seen in looks.items()
+            if seen >= LOOKS
+        }
+
+    def _has_script(self, number: str, nodes: str, batch_host: str) -> bool | None:
+        """Whether the job still has its script, or never had one; None where Slurm does not answer."""
+        # A part of a heterogeneous job has it on a node of another part.
+        if "+" in number:
+            return True
+        names = self._host.run(("scontrol", "show", "hostnames", nodes), 30)
+        if names.ok and batch_host in names.out.split():
+            return True
+        shown = self._host.run(("scontrol", "show", "job", "--oneliner", number), 30)
+        if not (names.ok and shown.ok):
+            return None
+        return re.search(r"\sBatchFlag=[1-9]", shown.out) is None
+
+    def _change(self, done: str, *words: str) -> str:
+        changed = self._host.run(("scontrol", *words), 30)
+        return done if changed.ok else f"not {done}: {changed.complaint}"
 
 
 def refused_duplicate(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
