@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,31 @@ def _supervises(pid: object) -> bool:
     return not {b"train", b"sweep"}.isdisjoint(words)
 
 
-def unregister_run(store: ObjectStore, files: Mapping[str, str]) -> None:
-    """Delete what `register_run` recorded, unless the run has launches."""
-    if not read(store):
-        for key in (*files, CONFIG, REQUEST):
+def read_replaced(uri: str, files: Collection[str]) -> dict[str, bytes | None]:
+    """Return the records that a start of the run replaces, by key; None for one that is not there."""
+    store = open_store(uri, name="run.uri")
+    request, others = _content(store, REQUEST), (*files, CONFIG, SUBMITTED, STOP)
+    # A run that is not registered has none of them.
+    return {REQUEST: request, **{key: request and _content(store, key) for key in others}}
+
+
+def put_back(store: ObjectStore, replaced: Mapping[str, bytes | None]) -> None:
+    """Have the records as `read_replaced` found them, unless a launch has begun since `register_run`."""
+    after = (read_record(store, REQUEST) or {}).get("after", 0)
+    if any(record["attempt"] > after for record in read(store)):
+        return
+    for key, content in replaced.items():
+        if content is None:
             store.delete(key)
+        else:
+            store.put(key, content)
+
+
+def _content(store: ObjectStore, key: str) -> bytes | None:
+    try:
+        return store.read(key)[0]
+    except ObjectMissingError:
+        return None
 
 
 def save_job(store: ObjectStore, backend: str, job: Mapping[str, Any]) -> None:
@@ -135,10 +155,11 @@ def open_existing_run(uri: str) -> ObjectStore:
 
 def read_record(store: ObjectStore, key: str) -> dict[str, Any] | None:
     """Return a launcher's record; None without one."""
-    try:
-        record = json.loads(store.read(key)[0])
-    except ObjectMissingError:
+    content = _content(store, key)
+    if content is None:
         return None
+    try:
+        record = json.loads(content)
     except ValueError:
         raise UserError(problem("object", f"{store.uri.rstrip('/')}/{key}", "is not JSON")) from None
     return record if isinstance(record, dict) else None

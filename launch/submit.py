@@ -1,4 +1,4 @@
-"""Starts a run on any backend: dry run, or check → register → submit → record, and unregister where it was refused."""
+"""Starts a run on any backend: dry run, or check → register → submit → record; records are put back where it was refused."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def submit(
     """Start the run. UserError; the run is then as it was before, unless the scheduler may have taken the job."""
     plan = backend.plan(request, folder, environ)
     backend.check(request, plan, folder, resume=resume)
+    replaced = runs.read_replaced(request.run, plan.files)
     store = runs.register_run(request, resume=resume, files=plan.files)
     try:
         submission = backend.submit(request, plan, folder, store, output)
     except UserError as error:
-        if not resume and error.exit_code != UNREACHABLE:
-            runs.unregister_run(store, {**plan.files, runs.SUBMITTED: ""})
+        if error.exit_code != UNREACHABLE:
+            runs.put_back(store, replaced)
         raise
     if submission.job is not None:
         runs.save_job(store, request.backend, submission.job)
@@ -71,20 +72,22 @@ def submit_array(
     for key, text in plan.files.items():
         store.put(key, text.encode())
     registered: dict[int, ObjectStore] = {}
+    replaced: dict[int, Mapping[str, bytes | None]] = {}
     try:
         with Progress("runs", len(requests), "runs", brief=True) as progress:
             for index, request in requests.items():
-                run = runs.register_run(request, resume=index in resumed, files={})
-                registered[index] = run
+                before = runs.read_replaced(request.run, ())
+                registered[index] = run = runs.register_run(request, resume=index in resumed, files={})
+                replaced[index] = before
                 # Where the answer to the submission is lost, the task is still known by its index.
-                before = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}
-                runs.save_job(run, request.backend, before | {"task": index})
+                job = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}
+                runs.save_job(run, request.backend, job | {"task": index})
                 progress.advance()
         submissions = backend.submit_array(requests, plan, sweep, folder)
     except UserError as error:
         if error.exit_code != UNREACHABLE:
-            for index in registered.keys() - resumed:
-                runs.unregister_run(registered[index], {runs.SUBMITTED: ""})
+            for index, run in registered.items():
+                runs.put_back(run, replaced[index])
         raise
     for request, run, submission in zip(requests.values(), registered.values(), submissions, strict=True):
         runs.save_job(run, request.backend, submission.job or {})

@@ -24,7 +24,7 @@ from lustrain.problem import UNREACHABLE, Problem, UserError
 from tests.launch.test_request import cluster, config, resolve
 from tests.processes import command_line, wait_until
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.run.journal import REQUEST
+from trainer.run.journal import REQUEST, STOP
 from trainer.storage import ObjectStore, open_store
 
 
@@ -143,14 +143,22 @@ def test_refused_run_is_unregistered_unless_the_job_may_exist(
     assert (Path(request_to_print.run) / REQUEST).exists() is registered
 
 
-def test_refused_resume_leaves_the_run_registered(
+def test_refused_resume_leaves_the_run_as_it_was(
     request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    store = open_store(request_to_print.run)
+    runs.save_job(store, "slurm", {"job": 7})
+    store.put(STOP, b"{}")
+
+    def records() -> dict[str, bytes]:
+        return {info.key: store.read(info.key)[0] for info in store.list("")}
+
+    before = records()
     monkeypatch.setattr(BACKEND, "refusal", 2)
     with pytest.raises(UserError):
-        submit(request_to_print, BACKEND, tmp_path, {}, resume=True)
-    assert (Path(request_to_print.run) / REQUEST).exists()
+        submit(replace(request_to_print, config="[run]"), BACKEND, tmp_path, {}, resume=True)
+    assert records() == before
 
 
 @pytest.mark.parametrize("supervises", [True, False])
