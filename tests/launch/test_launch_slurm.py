@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from node_setup.agent.facts.instance import NODE
+from node_setup.agent.slurm.watch import GONE_VARIABLE
 from rehearsal.lab import slurm as lab_slurm
 from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab, why_not
@@ -67,6 +69,12 @@ class Place:
 
     def committed(self) -> None:
         wait_until(lambda: self.run.exists() and committed(open_store(str(self.run))))
+
+    def watch(self, **variables: str) -> None:
+        """Start what watches the Slurm of a stack on its controller."""
+        controller, given = self.slurm.controller, [f"{name}={value}" for name, value in variables.items()]
+        controller.write(NODE, json.dumps({"slurm": {"duty": "controller"}}))
+        controller.start("env", f"--chdir={ROOT}", *given, sys.executable, "-m", "node_setup.agent", "slurm-watch")
 
     def go(self) -> None:
         """Let the run go on to its end."""
@@ -175,6 +183,22 @@ def test_a_job_that_loses_its_batch_host_is_requeued_and_goes_on(place: Place) -
     place.committed()
     victim = place.slurm.job(job)["BatchHost"]
     place.lab[victim].crash()
+    place.go()
+    assert place.ended(job) == "COMPLETED", place.log()
+    place.assert_goes_on_without(victim, "blamed")
+
+
+def test_a_job_that_loses_its_watchers_too_is_requeued_by_the_controller(place: Place) -> None:
+    job = place.train("--nodes", "2", "--spare", "1")
+    place.committed()
+    victim = place.slurm.job(job)["BatchHost"]
+    place.lab[victim].crash()
+    for node in place.slurm.workers:
+        if node.name != victim:
+            node.exec("pkill", "-KILL", "-f", "lustrain-watch")
+    wait_until(lambda: place.fab("status", "run")["held"], 480)
+    assert f"scontrol requeue {job}" in place.fab("status", "run")["held"]["fix"]
+    place.watch(**{GONE_VARIABLE: "4"})
     place.go()
     assert place.ended(job) == "COMPLETED", place.log()
     place.assert_goes_on_without(victim, "blamed")

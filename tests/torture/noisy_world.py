@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.local.aws import REGION, client_environment
-from node_setup.agent.facts.instance import NODE
 from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab
 from rehearsal.lab.slurm import SHARED, Slurm
 from tests.lab.faulty_proxy import Answer, Delay, FaultyProxy, Reset
 from tests.lab.faulty_proxy import Fault as StoreFault
-from tests.lab.training import ROOT, VARIABLES
+from tests.lab.training import VARIABLES
 from tests.launch.test_launch_slurm import BATCH_GONE, Place
 from tests.processes import wait_until
 from tests.torture.noise import Fault, Struck
@@ -65,10 +63,8 @@ class World(Place):
         self._began = time.monotonic()
         for node in lab.nodes:
             write_credentials(node)
-        # As the controller of a stack does: it gives back a node on which an old script of the job still ran.
-        controller = slurm.controller
-        controller.write(NODE, json.dumps({"slurm": {"duty": "controller"}}))
-        controller.start("env", f"--chdir={ROOT}", sys.executable, "-m", "node_setup.agent", "slurm-watch")
+        # It gives back a node on which an old script of the job still ran, and requeues a job that lost all its watchers.
+        self.watch()
 
     @property
     def store(self) -> ObjectStore:
