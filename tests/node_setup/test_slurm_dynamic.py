@@ -338,20 +338,24 @@ def test_node_drained_for_an_old_script_alone_takes_jobs_again(
 class Queue(Fake):
     """A controller with one running job; `lists` is what squeue prints at each look, None where slurmctld does not answer."""
 
-    def __init__(self, root: Path, lists: Sequence[str | None], batch: str = "1", requeues: bool = True) -> None:
+    def __init__(
+        self, root: Path, lists: Sequence[str | None], batch: str = "1", requeues: bool = True, has: str = "b1"
+    ) -> None:
         super().__init__(root)
-        self._lists, self._batch, self._requeues = list(lists), batch, requeues
+        self._lists, self._batch, self._requeues, self._has, self._nodes = list(lists), batch, requeues, has, ""
 
     def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
         self.ran.append(tuple(command))
         if command[0] == "squeue":
             listed = self._lists.pop(0)
+            self._nodes = (listed or "||").split("|")[1]
             return done(listed) if listed is not None else done(status=1)
         if command[1:3] == ("show", "hostnames"):
             return done(command[3].replace("b[2-3]", "b2\nb3") + "\n")
         if command[1:3] == ("show", "job"):
-            return done(f"JobId=7 JobState=RUNNING BatchFlag={self._batch} Reboot=0")
-        return done() if command[1] == "requeue" and self._requeues else done(status=1, err="not now")
+            nodes = f"NodeList={self._nodes} BatchHost={self._has} NumNodes=2"
+            return done(f"JobId=7 JobState=RUNNING BatchFlag={self._batch} Reboot=0 {nodes}")
+        return done() if command[1:3] == ("requeue", "incomplete") and self._requeues else done(status=1, err="not now")
 
 
 HAS, LACKS, OTHER = "7|b[2-3]|b2\n", "7|b[2-3]|b1\n", "7|b2|b1\n"
@@ -383,7 +387,7 @@ def test_job_without_its_batch_host_is_requeued_at_the_second_look(
         before = len(host.ran)
         controller.check_once(look)
         number = (listed or "").partition("|")[0]
-        if ("scontrol", "requeue", number) in host.ran[before:]:
+        if ("scontrol", "requeue", "incomplete", number) in host.ran[before:]:
             at.append(look)
     assert at == requeued
 
@@ -394,8 +398,17 @@ def test_job_that_is_not_requeued_is_tried_again_and_told_once(tmp_path: Path) -
     controller = watch.Controller(host, told.append, 600)
     for look in range(4):
         controller.check_once(look)
-    assert host.ran.count(("scontrol", "requeue", "7")) == 3
+    assert host.ran.count(("scontrol", "requeue", "incomplete", "7")) == 3
     assert len(told) == 1
+
+
+def test_job_that_has_a_script_again_is_not_requeued_by_an_old_list(tmp_path: Path) -> None:
+    """It was requeued and has started since squeue printed it."""
+    host = Queue(tmp_path, [LACKS] * 3, has="b2")
+    controller = watch.Controller(host, silent, 600)
+    for look in range(3):
+        controller.check_once(look)
+    assert not any(command[1] == "requeue" for command in host.ran)
 
 
 @pytest.mark.parametrize(

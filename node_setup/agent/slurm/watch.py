@@ -144,21 +144,25 @@ class Controller:
         if not done.ok:
             return {}
         looks: dict[tuple[str, ...], int] = {}
+        lines: dict[str, str] = {}
         for job in {tuple(line.strip().split("|")) for line in done.out.splitlines() if line.count("|") == 2}:
             before = self._looks.get(job)
             # What a job has seldom changes: no program is started for one that had its script.
             has_script = before == 0 or self._has_script(*job)
-            if has_script is not None:
-                looks[job] = 0 if has_script else (before or 0) + 1
+            if has_script is None:
+                continue
+            looks[job] = 0 if has_script else (before or 0) + 1
+            if looks[job] >= LOOKS:
+                number, _, batch_host = job
+                # Slurm would requeue one that has ended since, as by scancel, too.
+                words = ("requeue", "incomplete", number)
+                lines[f"job {number}"] = f"lost its script with node {batch_host}: {self._change('requeued', *words)}"
         self._looks = looks
-        return {
-            f"job {number}": f"lost its script with node {batch_host}: {self._change('requeued', 'requeue', number)}"
-            for (number, _, batch_host), seen in looks.items()
-            if seen >= LOOKS
-        }
+        return lines
 
     def _has_script(self, number: str, nodes: str, batch_host: str) -> bool | None:
-        """Whether the job still has its script, or never had one; None where Slurm does not answer."""
+        """Whether the job still has its script, or never had one; None where Slurm does not answer, or it is another start or
+        has other nodes by now."""
         # A part of a heterogeneous job has it on a node of another part.
         if "+" in number:
             return True
@@ -168,7 +172,11 @@ class Controller:
         shown = self._host.run(("scontrol", "show", "job", "--oneliner", number), 30)
         if not (names.ok and shown.ok):
             return None
-        return re.search(r"\sBatchFlag=[1-9]", shown.out) is None
+        job = dict(word.partition("=")[::2] for word in shown.out.split())
+        if job.get("BatchFlag") == "0":
+            return True
+        # Where Slurm is slow, or jobs are many, the list is old by now.
+        return False if (job.get("NodeList"), job.get("BatchHost")) == (nodes, batch_host) else None
 
     def _change(self, done: str, *words: str) -> str:
         changed = self._host.run(("scontrol", *words), 30)
