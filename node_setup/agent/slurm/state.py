@@ -28,7 +28,8 @@ def wait_for_nodes(host: Host, awaited: Awaited, sleep: Callable[[float], None] 
 
 
 def _requeued(host: Host) -> list[str]:
-    columns = "--Format=JobArrayID:64,RestartCnt:12"
-    done = host.run(("squeue", "--all", "--noheader", "--states=PENDING", columns), 30)
-    rows = [line.split() for line in done.out.splitlines()] if done.ok else []
-    return [number for number, restarts in rows if restarts != "0"]
+    # The number last: that of an array which waits may be longer than its column, and touch the next one.
+    columns = "--Format=RestartCnt:12,JobArrayID:64"
+    done = host.run(("squeue", "--all", "--noheader", "--states=PENDING,REQUEUE_HOLD,SPECIAL_EXIT", columns), 30)
+    rows = [line.split(maxsplit=1) for line in done.out.splitlines()] if done.ok else []
+    return [number.strip() for restarts, number in rows if restarts != "0"]
