@@ -112,9 +112,18 @@ def read_replaced(uri: str, files: Collection[str]) -> dict[str, bytes | None]:
 def put_back(store: ObjectStore, replaced: Mapping[str, bytes | None]) -> None:
     """Have the records as `read_replaced` found them, unless a launch has begun since `register_run`."""
     after = (read_record(store, REQUEST) or {}).get("after", 0)
-    if any(record["attempt"] > after for record in read(store)):
-        return
-    for key, content in replaced.items():
+    if not any(record["attempt"] > after for record in read(store)):
+        restore(store, replaced)
+
+
+def read_objects(store: ObjectStore, keys: Collection[str]) -> dict[str, bytes | None]:
+    """Return the objects by key, for `restore`; None for one that is not there."""
+    return {key: _content(store, key) for key in keys}
+
+
+def restore(store: ObjectStore, before: Mapping[str, bytes | None]) -> None:
+    """Have the objects as `read_objects` found them."""
+    for key, content in before.items():
         if content is None:
             store.delete(key)
         else:

@@ -69,6 +69,7 @@ def submit_array(
     all of them."""
     backend.check_array(next(iter(requests.values())), plan, folder)
     store = open_store(sweep, name="run.uri")
+    earlier = runs.read_objects(store, plan.files)
     for key, text in plan.files.items():
         store.put(key, text.encode())
     registered: dict[int, ObjectStore] = {}
@@ -88,6 +89,7 @@ def submit_array(
         if error.exit_code != UNREACHABLE:
             for index, run in registered.items():
                 runs.put_back(run, replaced[index])
+            runs.restore(store, earlier)
         raise
     for request, run, submission in zip(requests.values(), registered.values(), submissions, strict=True):
         runs.save_job(run, request.backend, submission.job or {})

@@ -151,6 +151,29 @@ def test_array_whose_answer_is_lost_keeps_its_tasks_known(planted: Path, tmp_pat
     assert runs.read_record(open_store(f"{sweep}/c"), REQUEST) is None
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_refused_array_leaves_its_sweep_as_it_was(planted: Path, tmp_path: Path, begun: bool) -> None:
+    sweep = f"{tmp_path}/rates"
+    requests = {index: replace(SLURM, run=f"{sweep}/{index}") for index in range(2)}
+    plan = LaunchPlan((), {slurm.ARRAY_SCRIPT: "first"})
+    store = open_store(sweep)
+
+    def objects() -> dict[str, bytes]:
+        # A folder that was a store keeps its lock.
+        return {info.key: store.read(info.key)[0] for info in store.list("") if "/.lustrain/" not in info.key}
+
+    plant(planted, "squeue", "exit 0")
+    if begun:
+        plant(planted, "sbatch", "case $* in *--test-only*) exit 0 ;; esac; echo 7")
+        submit_array(requests, set(), slurm.BACKEND, plan, sweep, planted)
+    before = objects()
+    plant(planted, "sbatch", "case $* in *--test-only*) exit 0 ;; esac; echo 'sbatch: error: no' >&2; exit 1")
+    again = replace(plan, files={slurm.ARRAY_SCRIPT: "second"})
+    with pytest.raises(UserError):
+        submit_array(requests, set(requests) if begun else set(), slurm.BACKEND, again, sweep, planted)
+    assert objects() == before
+
+
 def test_array_of_an_unknown_account_registers_nothing(planted: Path, tmp_path: Path) -> None:
     sweep = f"{tmp_path}/rates"
     options = replace(OPTIONS, account="research")
