@@ -24,7 +24,7 @@ from lustrain.problem import UNREACHABLE, Problem, UserError
 from tests.launch.test_request import cluster, config, resolve
 from tests.processes import command_line, wait_until
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.run.journal import REQUEST, STOP
+from trainer.run.journal import CONFIG, REQUEST, STOP, begin
 from trainer.storage import ObjectStore, open_store
 
 
@@ -143,6 +143,45 @@ def test_refused_run_is_unregistered_unless_the_job_may_exist(
     assert (Path(request_to_print.run) / REQUEST).exists() is registered
 
 
+def objects(store: ObjectStore) -> dict[str, bytes]:
+    return {info.key: store.read(info.key)[0] for info in store.list("")}
+
+
+@pytest.mark.parametrize("just_now", [False, True])
+def test_name_that_is_taken_is_refused_and_its_run_stays(
+    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, just_now: bool
+) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    before = objects(open_store(request_to_print.run))
+    if just_now:
+        monkeypatch.setattr(runs, "read_record", lambda *words: None)
+    with pytest.raises(UserError) as error:
+        submit(replace(request_to_print, config="[run]"), BACKEND, tmp_path, {}, resume=False)
+    assert [line.path for line in error.value.problems] == ["run.uri"]
+    assert objects(open_store(request_to_print.run)) == before
+
+
+def test_resume_takes_an_earlier_stop_away(request_to_print: RunRequest, tmp_path: Path) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    store = open_store(request_to_print.run)
+    store.put(STOP, b"{}")
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=True)
+    assert STOP not in objects(store)
+
+
+def test_run_whose_launch_has_begun_stays_registered(
+    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin_and_fail(*words: object) -> Submission:
+        begin(open_store(request_to_print.run), ["node1"], "test")
+        raise UserError("no")
+
+    monkeypatch.setattr(PrinterBackend, "submit", begin_and_fail)
+    with pytest.raises(UserError):
+        submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    assert {REQUEST, CONFIG} <= objects(open_store(request_to_print.run)).keys()
+
+
 def test_refused_resume_leaves_the_run_as_it_was(
     request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,15 +189,11 @@ def test_refused_resume_leaves_the_run_as_it_was(
     store = open_store(request_to_print.run)
     runs.save_job(store, "slurm", {"job": 7})
     store.put(STOP, b"{}")
-
-    def records() -> dict[str, bytes]:
-        return {info.key: store.read(info.key)[0] for info in store.list("")}
-
-    before = records()
+    before = objects(store)
     monkeypatch.setattr(BACKEND, "refusal", 2)
     with pytest.raises(UserError):
         submit(replace(request_to_print, config="[run]"), BACKEND, tmp_path, {}, resume=True)
-    assert records() == before
+    assert objects(store) == before
 
 
 @pytest.mark.parametrize("supervises", [True, False])

@@ -78,8 +78,14 @@ def test_programs_see_of_the_environment_what_is_named_only(planted: Path, monke
     ],
 )
 def test_jobs_of_a_run_are_those_with_its_uri_as_comment(planted: Path, said: str, numbers: list[int]) -> None:
-    plant(planted, "squeue", said)
+    plant(planted, "squeue", f"case $* in *--all*) {said} ;; esac")
     assert [job.number for job in slurm.jobs(RUN, "first")] == numbers
+
+
+def test_machine_without_sbatch_is_one_line(planted: Path) -> None:
+    with pytest.raises(UserError) as error:
+        slurm.BACKEND.check(SLURM, LaunchPlan((), {slurm.SCRIPT: ""}), planted, resume=False)
+    assert [(line.path, code_of(error)) for line in error.value.problems] == [("--on", USAGE)]
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,11 @@ def test_a_batch_without_whole_micro_batches_is_one_line(tmp_path: Path) -> None
     [
         ({}, {"nodes": "5"}, "--nodes = '5': the group has 4 nodes of type p5.48xlarge; allowed: 1 to 4"),
         ({}, {"group": "login"}, "--group = 'login': is not a worker group; allowed: train"),
+        (
+            {"groups": {name: {"type": "p5.48xlarge", "count": 4, "gpus": 8, "partition": name} for name in "ab"}},
+            {},
+            "--group = None: the Cluster has several worker groups; allowed: a, b",
+        ),
         ({}, {"partition": "test"}, "--partition = 'test': is not a worker group's partition; allowed: train"),
     ],
 )
