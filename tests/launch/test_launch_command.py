@@ -410,6 +410,37 @@ def test_what_a_job_names_has_to_be_there(planted: Path, kind: str, answer: str,
     assert f" {kind} -- y" in (planted / "calls").read_text()
 
 
+@pytest.mark.parametrize(
+    ("run", "ended", "resume", "path"),
+    [
+        ("/shared/other", True, True, "--name"),
+        (RUN, True, False, "--name"),
+        (RUN, False, True, "--resume"),
+        (RUN, True, True, None),
+        (None, True, False, "--on"),
+    ],
+)
+def test_job_of_the_name_is_left_alone_unless_it_may_go(
+    planted: Path, run: str | None, ended: bool, resume: bool, path: str | None
+) -> None:
+    """Without a run there is no kubectl."""
+    if run:
+        conditions = [{"type": "Complete"}] if ended else []
+        job = {"metadata": {"annotations": {kubernetes.RUN: run}}, "status": {"conditions": conditions}}
+        answer = f'case "$*" in *"get job"*) echo \'{json.dumps(job)}\' ;; esac'
+        plant(planted, "kubectl", f'echo "$*" >> {planted}/calls; {answer}')
+    plan = LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'})
+    found = None
+    try:
+        kubernetes.BACKEND.check(KUBERNETES, plan, planted, resume=resume)
+    except UserError as error:
+        (line,) = error.problems
+        found = line.path
+    assert found == path
+    calls = (planted / "calls").read_text() if run else ""
+    assert ("delete" in calls) == ("--dry-run=server" in calls) == (path is None)
+
+
 def test_refused_run_of_n_to_m_nodes_keeps_its_earlier_job(planted: Path) -> None:
     job = {"metadata": {"annotations": {kubernetes.RUN: RUN}}, "status": {"conditions": [{"type": "Complete"}]}}
     answers = f"""echo "$*" >> {planted}/calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,13 @@ def test_what_keeps_a_machine_out_is_one_line(
     lines = machines_or_problems(cluster(), small)
     assert path in [line.path for line in lines]
     assert all("fix: " in line for line in lines)
+
+
+def test_group_that_is_not_known_and_a_loopback_address_are_lines(small: list[Report]) -> None:
+    small[1] = Report(replace(small[1].node, group=None, address="127.0.0.1"), small[1].facts | {"group": None})
+    there = cluster({name: {**GROUP, "partition": name} for name in ("a", "b")})
+    paths = {line.path for line in machines_or_problems(there, small)}
+    assert {"group of node2", "address of node2"} <= paths
 
 
 def test_a_running_daemon_of_our_slurm_is_let_in(small: list[Report]) -> None:
