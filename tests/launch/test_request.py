@@ -207,6 +207,7 @@ def test_ranks_of_the_cluster_are_shown_where_too_many(tmp_path: Path) -> None:
     ("flags", "line"),
     [
         ({"on": "mars"}, "--on = 'mars': is not a place to train at; allowed: local, slurm"),
+        ({"on": "ssh"}, "--on = 'ssh': needs a Cluster"),
         ({"nodes": "0"}, "--nodes = '0': is not a number of nodes"),
         ({"nodes": "3-2"}, "--nodes = '3-2': is not a number of nodes"),
         ({"detach": True}, "--detach = True: a run on this machine ends with its fab train"),
@@ -287,6 +288,12 @@ def test_what_the_cluster_does_not_have_is_one_line(
     with pytest.raises(UserError) as caught:
         request_of(tmp_path, cluster(**more), {"global_batch": 64}, **flags)
     assert caught.value.problems[0].startswith(line)
+
+
+def test_nodes_of_a_scheduler_are_not_used_over_ssh(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(TrainFlags("config.toml", on="ssh"), config(tmp_path, global_batch=64), cluster())
+    assert [line.path for line in caught.value.problems] == ["--on"]
 
 
 def test_nodes_of_ec2_are_slurms_where_the_stack_has_one(tmp_path: Path) -> None:
