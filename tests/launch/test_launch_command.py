@@ -717,7 +717,7 @@ def test_step_that_waits_for_lost_nodes_alone_is_given_up(
     # The others end some time after the run was asked for them; lost ones do not.
     others = f"while [ ! -e {answered} ]; do /bin/sleep 0.01; done; /bin/sleep 0.5"
     waits = "while :; do /bin/sleep 0.01; done" if over else others
-    plant(planted, "srun", f"{words}; trap '{at_term}' TERM; {waits}")
+    plant(planted, "srun", f"trap '{at_term}' TERM; {words}; {waits}")
     asked: list[int] = []
 
     def call(self: CommandJournal, action: str, argument: dict[str, int]) -> dict[str, bool]:
