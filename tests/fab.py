@@ -28,25 +28,26 @@ Fab = Callable[..., Ended]
 
 @pytest.fixture
 def fab(capfd: pytest.CaptureFixture[str]) -> Fab:
-    """`fab(*words)`; with `environment` the command has that and nothing else of one.
+    """`fab(*words)`, called in `folder`; with `environment` the command has that and nothing else of one.
 
     What the programs print that it calls counts too.
     """
 
-    def call(*words: str, environment: Mapping[str, str] | None = None) -> Ended:
+    def call(*words: str, environment: Mapping[str, str] | None = None, folder: Path = HOUSE) -> Ended:
         capfd.readouterr()
         code: object = 0
         with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("LUSTRAIN_CLUSTER", raising=False)
             if environment is not None:
                 for name in os.environ.keys() - environment.keys():
                     patch.delenv(name)
                 for name, value in environment.items():
                     patch.setenv(name, value)
-            patch.chdir(HOUSE)
+            patch.chdir(folder)
             # With pytest's own handlers there, Python would not print what is logged where nobody listens.
             patch.setattr(logging.getLogger(), "handlers", [])
             try:
-                make_program().run(["fab", *words])
+                make_program().run(["fab", "-r", str(HOUSE), *words])
             except SystemExit as ended:
                 code = ended.code or 0
         return Ended(code, *capfd.readouterr())

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from launch.submit import submit_array
 from launch.supervisor.executor import TemporarilyUnavailable
 from launch.supervisor.policy import ExtraNodes, RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
+from tests.fab import Fab
 from tests.lab.training import config
-from tests.launch.test_launch_local import FAB, environment
 from trainer.run import journal
 from trainer.run.journal import REQUEST, STOP
 from trainer.storage import open_store
@@ -468,10 +469,11 @@ def recorded(folder: Path) -> None:
     (folder / "bin").mkdir()
 
 
-def fab(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Calls fab with the folder's planted programs before all others."""
-    there = {**environment(), "PATH": f"{folder}/bin:{os.environ['PATH']}", **variables}
-    return subprocess.run([*FAB, *words], cwd=folder, env=there, capture_output=True, text=True, check=False)
+@pytest.fixture
+def fab(fab: Fab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fab:
+    """Called in the test's folder, with the programs planted there before all others."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return partial(fab, folder=tmp_path)
 
 
 @pytest.mark.slow
@@ -479,31 +481,33 @@ def fab(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
     ("squeue", "code", "cancelled"), [(SILENT, 3, False), ('echo "7|RUNNING|None|||$PWD/first"', 0, True)]
 )
 def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
-    tmp_path: Path, squeue: str, code: int, cancelled: bool
+    tmp_path: Path, fab: Fab, squeue: str, code: int, cancelled: bool
 ) -> None:
     recorded(tmp_path)
     plant(tmp_path / "bin", "squeue", squeue)
     plant(tmp_path / "bin", "scancel", f"echo $1 > {tmp_path}/cancelled")
-    done = fab(tmp_path, "stop", "link", "--now", SQUEUE_STATES="RUNNING")
-    assert done.returncode == code, done.stderr
+    done = fab("stop", "link", "--now")
+    assert done.code == code, done.err
     assert (tmp_path / "first" / STOP).exists()
     assert (tmp_path / "stops" / "first").exists()
-    assert ("cancelled: job 7 of Slurm" in done.stdout) is cancelled
+    assert ("cancelled: job 7 of Slurm" in done.out) is cancelled
     assert (tmp_path / "cancelled").exists() is cancelled
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("squeue", "cancelled"), [(SILENT, False), ('echo "7|RUNNING|None|||$PWD/first"', True)])
-def test_stop_now_cancels_where_its_own_stop_file_is_refused(tmp_path: Path, squeue: str, cancelled: bool) -> None:
+def test_stop_now_cancels_where_its_own_stop_file_is_refused(
+    tmp_path: Path, fab: Fab, squeue: str, cancelled: bool
+) -> None:
     recorded(tmp_path)
     (tmp_path / "stops").rmdir()
     (tmp_path / "stops").write_text("")
     plant(tmp_path / "bin", "squeue", squeue)
     plant(tmp_path / "bin", "scancel", f"touch {tmp_path}/cancelled")
-    done = fab(tmp_path, "stop", "first", "--now")
-    assert done.returncode != 0, done.stdout
-    assert "interrupt.stop_uri" in done.stderr
-    assert ("squeue" in done.stderr) is not cancelled
+    done = fab("stop", "first", "--now")
+    assert done.code != 0, done.out
+    assert "interrupt.stop_uri" in done.err
+    assert ("squeue" in done.err) is not cancelled
     assert (tmp_path / "cancelled").exists() is cancelled
 
 
@@ -534,31 +538,31 @@ def test_accounting_that_does_not_answer_leaves_an_end_unknown(planted: Path) ->
 
 
 @pytest.mark.slow
-def test_held_job_is_named_with_what_releases_it(tmp_path: Path) -> None:
+def test_held_job_is_named_with_what_releases_it(tmp_path: Path, fab: Fab) -> None:
     recorded(tmp_path)
     plant(tmp_path / "bin", "squeue", 'echo "7|PENDING|launch failed requeued held|||$PWD/first"')
     plant(tmp_path / "bin", "sbatch", "exit 0")
     (tmp_path / "config.toml").write_text(config("first"))
-    said = fab(tmp_path, "status", "link")
-    assert said.returncode == 0, said.stderr
-    assert "held by Slurm: a person has to release its job" in said.stdout
-    assert "job 7 is held (launch failed requeued held); fix: scontrol release 7, as" in said.stdout
+    said = fab("status", "link")
+    assert said.code == 0, said.err
+    assert "held by Slurm: a person has to release its job" in said.out
+    assert "job 7 is held (launch failed requeued held); fix: scontrol release 7, as" in said.out
     train = ("train", "config.toml", "--on", "slurm", "--nproc", "1")
-    again = fab(tmp_path, *train, "--resume")
-    assert again.returncode == USAGE, again.stdout
-    assert "job 7 of Slurm is held (launch failed requeued held); fix: scontrol release 7, as" in again.stderr
+    again = fab(*train, "--resume")
+    assert again.code == USAGE, again.out
+    assert "job 7 of Slurm is held (launch failed requeued held); fix: scontrol release 7, as" in again.err
     plant(tmp_path / "bin", "squeue", "exit 0")
-    taken = fab(tmp_path, *train)
-    assert (taken.returncode, "--resume" in taken.stderr) == (USAGE, True), taken.stderr
+    taken = fab(*train)
+    assert (taken.code, "--resume" in taken.err) == (USAGE, True), taken.err
 
 
 @pytest.mark.slow
-def test_status_is_told_where_slurm_does_not_answer(tmp_path: Path) -> None:
+def test_status_is_told_where_slurm_does_not_answer(tmp_path: Path, fab: Fab) -> None:
     recorded(tmp_path)
     plant(tmp_path / "bin", "squeue", SILENT)
-    said = fab(tmp_path, "status", "first")
-    assert (said.returncode, said.stdout.count("no rank has started yet")) == (0, 1)
-    assert "whether a job waits or runs for" in said.stderr
+    said = fab("status", "first")
+    assert (said.code, said.out.count("no rank has started yet")) == (0, 1)
+    assert "whether a job waits or runs for" in said.err
 
 
 @pytest.fixture

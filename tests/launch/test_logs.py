@@ -23,7 +23,8 @@ from launch.backends.local import SupervisorLog
 from launch.backends.log_file import read_log_file
 from launch.logs import Entry, entries
 from lustrain.problem import UserError
-from tests.launch.test_launch_command import fab, plant
+from tests.fab import Fab
+from tests.launch.test_launch_command import plant
 from tests.processes import wait_until
 from trainer.node.output import TAIL, RankOutput, mark, parse, write_all
 from trainer.run import journal
@@ -345,16 +346,16 @@ def test_following_ends_where_the_supervisor_is_gone(
 
 
 @pytest.mark.slow
-def test_command_prints_one_ranks_lines(tmp_path: Path) -> None:
+def test_command_prints_one_ranks_lines(tmp_path: Path, fab: Fab) -> None:
     recorded(tmp_path / "first", 0, 0, ranks=2)
     (tmp_path / "first/launch/log").write_text("\n".join(PRINTED))
     submitted = {"version": 1, "host": "x", "local": {"log": f"{tmp_path}/first/launch/log"}}
     (tmp_path / "first/launch/submitted.json").write_text(json.dumps(submitted))
     words = ("logs", "first", "-f", "--rank", "1", "--launch", "1")
-    assert fab(tmp_path, *words).stdout == "[launch 1 rank 1] warning\n"
-    none = fab(tmp_path, "logs", "first", "--rank", "7")
-    assert (none.returncode, none.stderr.partition(":")[0]) == (2, "--rank = 7")
-    silent = fab(tmp_path, "logs", "first", "--rank", "1", "--launch", "2")
-    assert (silent.returncode, silent.stdout, len(silent.stderr.splitlines())) == (0, "", 1)
-    answer = json.loads(fab(tmp_path, "logs", "first", "--launch", "2", "--json").stdout)
+    assert fab(*words, folder=tmp_path).out == "[launch 1 rank 1] warning\n"
+    none = fab("logs", "first", "--rank", "7", folder=tmp_path)
+    assert (none.code, none.err.partition(":")[0]) == (2, "--rank = 7")
+    silent = fab("logs", "first", "--rank", "1", "--launch", "2", folder=tmp_path)
+    assert (silent.code, silent.out, len(silent.err.splitlines())) == (0, "", 1)
+    answer = json.loads(fab("logs", "first", "--launch", "2", "--json", folder=tmp_path).out)
     assert answer["lines"] == [{"source": "", "launch": 2, "rank": 0, "text": "step 2"}]

@@ -363,7 +363,7 @@ def test_store_that_fails_at_the_owners_check_is_a_failure(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_start_and_load_take_a_few_round_trips_per_rank(tmp_path: Path) -> None:
-    ranks, decisions = 1024, 5
+    ranks, decisions = 256, 5
     config = tiny_config(tmp_path / "run")
     store = open_store(config.run.uri)
     before = Lease.acquire(store, "the job before")
