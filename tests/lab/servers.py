@@ -124,9 +124,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[str]:
-    """Endpoint of a moto that all tests of this process share."""
-    with LocalAws() as aws:
-        yield aws.endpoint
+    """Endpoint of a moto that all tests of this process share; a page of its listings has 100 keys, a tenth of S3's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "100")
+        aws = LocalAws().start()
+    yield aws.endpoint
+    aws.stop()
 
 
 @pytest.fixture(scope="session")
