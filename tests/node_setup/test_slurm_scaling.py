@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def instances(found: Change) -> list[str]:
         (group(KEPT, KEPT, desired=1), [], 2),
         (Group("train", "train", 1, 1, machines(KEPT, KEPT)), [FOUR], None),
         (group(KEPT, desired=4, held=True), [FOUR], 1),
+        (group(unproven=True), [FOUR], 1),
+        (group(BOOTING, unproven=True), [FOUR], None),
     ],
 )
 def test_desired_capacity_follows_the_queue(before: Group, waiting: list[Waiting], desired: int | None) -> None:
@@ -384,6 +387,84 @@ def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> Non
     watched.scaler.check_once(400)
     watched.scaler.check_once(400 + HOLDS_S[1] - 1)
     assert cloud.desired == 0, "the second pause is longer"
+
+
+def test_pauses_grow_though_aws_gives_a_part_each_time(watched: Watched) -> None:
+    cloud, now_s, tries = watched.cloud, 0.0, list[float]()
+    cloud.queue = "1 PD 4 1 train PartitionConfig\n"
+    while len(tries) < len(HOLDS_S) + 1:
+        watched.scaler.check_once(now_s)
+        if cloud.desired == 4:
+            tries.append(now_s)
+            watched.has("n1", "n2")
+            cloud.desired = 4
+            failed = {"ActivityId": str(len(tries)), "StatusCode": "Failed", "StatusMessage": "none left"}
+            cloud.activities = [failed, *cloud.activities]
+        now_s += scaler.LOOK_S
+    # The failure is seen a look after the request.
+    pauses = [after - before - scaler.LOOK_S for before, after in pairwise(tries)]
+    assert pauses == list(HOLDS_S)
+    watched.has("n1", "n2", "n3", "n4")
+    cloud.queue = "1 R 4 1 train None\n"
+    cloud.nodes = dict.fromkeys(cloud.nodes, "ALLOCATED|")
+    watched.scaler.check_once(now_s + 2 * HOLDS_S[-1])
+    cloud.queue, cloud.most = "2 PD 4 1 train PartitionConfig\n", 8
+    watched.scaler.check_once(now_s := now_s + 3 * HOLDS_S[-1])
+    assert cloud.desired == 8
+    cloud.activities = [{**cloud.activities[0], "ActivityId": "of another request"}, *cloud.activities]
+    watched.scaler.check_once(now_s + 30)
+    assert cloud.desired == 4
+    watched.scaler.check_once(now_s + 30 + HOLDS_S[0])
+    assert cloud.desired == 8, "all were had once, so that the pause is the first again"
+
+
+def test_after_machines_that_never_boot_one_is_tried(watched: Watched) -> None:
+    cloud = watched.cloud
+    cloud.queue = "1 PD 4 1 train PartitionConfig\n"
+    watched.scaler.check_once(0)
+    assert cloud.desired == 4
+
+    def boots_badly() -> None:
+        cloud.live, cloud.nodes = [f"i-{at + 1}" for at in range(cloud.desired)], {}
+
+    boots_badly()
+    lost_s = 30 + BOOTED_WITHIN_S
+    for now_s in (30, lost_s):
+        watched.scaler.check_once(now_s)
+    assert (cloud.live, cloud.desired) == ([], 0)
+    watched.scaler.check_once(lost_s + HOLDS_S[0])
+    assert cloud.desired == 1
+    boots_badly()
+    for now_s in (lost_s + HOLDS_S[0] + 30, lost_s + HOLDS_S[0] + 30 + BOOTED_WITHIN_S):
+        watched.scaler.check_once(now_s)
+    watched.scaler.check_once(now_s + HOLDS_S[1] - 1)
+    assert cloud.desired == 0, "the second pause is longer, though the group had what it wanted"
+    watched.scaler.check_once(now_s + HOLDS_S[1])
+    assert cloud.desired == 1
+    watched.has("n1")
+    watched.scaler.check_once(now_s + HOLDS_S[1] + 30)
+    assert cloud.desired == 4
+
+
+def test_refused_request_is_told_once_and_to_its_jobs(watched: Watched) -> None:
+    cloud = watched.cloud
+    cloud.queue, cloud.denied = "1 PD 2 1 train PartitionConfig\n", "set-desired-capacity"
+    for now_s in (0, 30, 60):
+        watched.scaler.check_once(now_s)
+    assert len(watched.lines) == 1
+    (comment,) = (command[-1] for command in cloud.ran if command[:3] == ("scontrol", "update", "JobId=1"))
+    assert "AccessDenied" in comment
+    cloud.denied = ""
+    watched.scaler.check_once(90)
+    assert (cloud.desired, len(watched.lines)) == (2, 2)
+
+
+def test_no_further_node_is_drained_where_aws_refuses_an_end(watched: Watched) -> None:
+    watched.has("n1", "n2", "n3")
+    watched.cloud.denied = TERMINATE
+    for now_s in (0, 600):
+        watched.scaler.check_once(now_s)
+    assert [state.partition("|")[0] for state in watched.cloud.nodes.values()].count("IDLE+DRAIN") == 1
 
 
 def test_nothing_changes_where_slurm_or_aws_is_silent(watched: Watched) -> None:

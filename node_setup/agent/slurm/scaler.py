@@ -54,6 +54,7 @@ class Scaler:
         self._addresses: Mapping[str, frozenset[str]] = {}
         self._failures: dict[str, Failures] = {name: Failures() for name in self._partitions}
         self._error = self._missing = ""
+        self._refused: dict[str, str] = {}
         self._looked_s = 0.0
 
     def check_once(self, now_s: float) -> None:
@@ -71,7 +72,7 @@ class Scaler:
         finally:
             self._looked_s = now_s
         for name, change in scaling.changes(groups, waiting, others, self._idle_s).items():
-            self._apply(name, names[name], change, now_s)
+            self._apply(name, names[name], change, waiting, now_s)
 
     def _read(self, now_s: float) -> tuple[list[Group], dict[str, str], list[Waiting], dict[str, int]]:
         """Return the groups, the names that AWS has for them, the jobs that wait and the other nodes of partitions."""
@@ -95,10 +96,9 @@ class Scaler:
             desired = described["DesiredCapacity"]
             unfilled = desired > len(machines)
             failures = self._failures[name]
+            failures.look(now_s, desired, sum(machine.node is not None for machine in machines))
             if unfilled or failures.unread or now_s < failures.held_until_s:
                 self._note_failures(name, described["AutoScalingGroupName"], now_s, waiting)
-            if not unfilled:
-                failures.over(desired)
             group = Group(
                 name,
                 self._partitions[name],
@@ -108,6 +108,7 @@ class Scaler:
                 lasts_s("unfilled", name) if unfilled else 0.0,
                 now_s < failures.held_until_s,
                 self._cpus.get(name),
+                failures.unproven,
             )
             groups.append(group)
             names[name] = described["AutoScalingGroupName"]
@@ -187,16 +188,18 @@ class Scaler:
         why = " ".join(str(failed[new[0]].get("StatusMessage", "no reason given")).split())[:LONGEST_MESSAGE]
         line = f"group {name} gets no more machines: {why}; the next try is in {hold_s / 60:.0f} min"
         self._log(line)
-        jobs = list(dict.fromkeys(job.job for job in waiting if self._partitions[name] in job.partitions))
-        if jobs:
-            listed = ",".join(jobs[:MOST_COMMENTED])
-            self._host.run(("scontrol", "update", f"JobId={listed}", f"AdminComment=lustrain: {line}"), 30)
+        self._tell_jobs(name, waiting, line)
 
-    def _apply(self, name: str, group: str, change: Change, now_s: float) -> None:
+    def _apply(self, name: str, group: str, change: Change, waiting: Sequence[Waiting], now_s: float) -> None:
         if change.desired is not None:
             options = ("--auto-scaling-group-name", group, "--desired-capacity", str(change.desired))
             done = self._call("autoscaling", "set-desired-capacity", *options, "--no-honor-cooldown")
-            self._log(f"group {name}: desired capacity {change.desired}{_unless(done)}")
+            line = f"group {name}: desired capacity {change.desired}{_unless(done)}"
+            if not done or line != self._refused.get(name):
+                self._log(line)
+                if done:
+                    self._tell_jobs(name, waiting, line)
+            self._refused[name] = line if done else ""
         for machine in change.freed:
             self._log(f"{machine.node} of group {name} takes jobs again: its machine did not end")
             self._resume(machine)
@@ -204,29 +207,43 @@ class Scaler:
             if self._has_node(machine):
                 continue
             done = self._terminate(machine)
-            why = f"is no node after {machine.for_s / 60:.0f} min; its boot's log says why"
+            why = (
+                f"is no node after {machine.for_s / 60:.0f} min; the log of its boot, where logs are carried, says why"
+            )
             self._log(f"{machine.instance} of group {name} {why}. It is ended{_unless(done)}")
+            if done:
+                break
         if change.lost:
-            self._failures[name].hold(now_s)
+            self._failures[name].lost(now_s)
         for machine in change.ended:
-            self._end(name, machine)
+            # Where AWS does not answer, each call takes its whole time, and more nodes would be drained for nothing.
+            if not self._end(name, machine):
+                break
 
-    def _end(self, name: str, machine: Machine) -> None:
-        """Drain the node, and end its machine only where no job came before that.
+    def _tell_jobs(self, name: str, waiting: Sequence[Waiting], line: str) -> None:
+        """Show the line in the jobs that wait for this group."""
+        jobs = list(dict.fromkeys(job.job for job in waiting if self._partitions[name] in job.partitions))
+        if jobs:
+            listed = ",".join(jobs[:MOST_COMMENTED])
+            self._host.run(("scontrol", "update", f"JobId={listed}", f"AdminComment=lustrain: {line}"), 30)
+
+    def _end(self, name: str, machine: Machine) -> bool:
+        """Drain the node, and end its machine only where no job came before that; return whether AWS did not refuse it.
 
         Where AWS refuses or does not answer, the node stays drained: its machine may be ending. The next looks see it."""
         assert machine.node is not None
         if self._state(machine.node) not in (scaling.IDLE, scaling.ENDING):
-            return
+            return True
         drain = ("scontrol", "update", f"NodeName={machine.node}", "State=DRAIN", f"Reason={ENDS}")
         drained = self._host.run(drain, 30)
         if not drained.ok or self._state(machine.node) != scaling.ENDING:
             why = "it has a job, or cannot be seen" if drained.ok else drained.complaint
             self._log(f"{machine.node} of group {name} is not ended: {why}")
             self._resume(machine)
-            return
+            return True
         done = self._terminate(machine)
         self._log(f"{machine.node} of group {name} was idle, and {machine.instance} is ended{_unless(done)}")
+        return not done
 
     def _state(self, name: str) -> str:
         """Return what the node is now; kept where Slurm does not say."""
@@ -271,8 +288,10 @@ class Failures:
 
     def __init__(self) -> None:
         self.held_until_s = 0.0
+        self.unproven = False
+        """Machines were lost, and none has become a node since."""
         self._seen: set[str] | None = None
-        self._in_turn = 0
+        self._in_turn = self._wanted = 0
 
     @property
     def unread(self) -> bool:
@@ -293,10 +312,20 @@ class Failures:
         self.held_until_s = now_s + hold_s
         return hold_s
 
-    def over(self, desired: int) -> None:
-        """Forget failures once a group has all that it wants, unless it wants nothing."""
-        if desired:
-            self._in_turn = 0
+    def lost(self, now_s: float) -> None:
+        """Hold the group, and have one machine tried first: the others may boot no better."""
+        self.hold(now_s)
+        self.unproven = True
+
+    def look(self, now_s: float, desired: int, nodes: int) -> None:
+        """Forget failures once as many machines as were requested are nodes: AWS may give a part each time, or all, and none
+        may boot. While the group is held it wants what it has, which says nothing."""
+        if desired > nodes and now_s >= self.held_until_s:
+            self._wanted = desired
+        if nodes:
+            self.unproven = False
+            if nodes >= self._wanted:
+                self._in_turn = 0
 
 
 def live_instances(group: Mapping[str, Any]) -> list[str]:

@@ -55,7 +55,8 @@ class Machine:
 @dataclass(frozen=True)
 class Group:
     """An Auto Scaling group as it is. It has wanted more machines than it has for `unfilled_s` seconds; `held`: a launch failed
-    a short while ago; `cpus`: processors of its smallest machine, None where they are not known."""
+    a short while ago; `cpus`: processors of its smallest machine, None where they are not known; `unproven`: machines of it never
+    became nodes."""
 
     name: str
     partition: str
@@ -65,6 +66,7 @@ class Group:
     unfilled_s: float = 0.0
     held: bool = False
     cpus: int | None = None
+    unproven: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ def _change(group: Group, need: int, idle_s: float) -> Change:
     ending = _of(group, ENDING)
     ended = (*(one for one in ending if not one.for_s), *due[:spare])
     freed = tuple(one for one in ending if one.for_s)
+    if group.unproven:
+        desired = min(desired, max(live, 1))
     # The most may have become less than there are.
     desired = min(desired, group.most)
     return Change(None if desired == group.desired else desired, ended, freed, lost)
