@@ -139,13 +139,23 @@ def test_drained_machine_ends_or_takes_jobs_again_after_a_try() -> None:
 @pytest.mark.parametrize(
     ("listed", "found"),
     [
-        ("12 PD 4 1 train PartitionConfig", [Waiting("12", ("train",), 4)]),
-        ("12 PD 1 64 train PartitionConfig", [Waiting("12", ("train",), 1, cpus=64)]),
-        ("12 PD 1 1 train,gpu Nodes required for job are DOWN, DRAINED or", [Waiting("12", ("train", "gpu"), 1)]),
-        ("12 PD 1 1 train BeginTime\n13 PD 1 1 train JobHeldUser\n14 PD 1 1 train Dependency\n15 R 1 1 train None", []),
-        ("7_[0-9:2,12] PD 1 1 train Resources", [Waiting("7", ("train",), 1, 6)]),
-        ("7_[3-9%2] PD 1 1 train Priority\n7_1 R 1 1 train None", [Waiting("7", ("train",), 1, 1)]),
-        ("7_[1,3,100-12...%5] PD 1 1 train Priority", [Waiting("7", ("train",), 1, 2)]),
+        ("12 PD 4 1 train nodes= PartitionConfig", [Waiting("12", ("train",), 4)]),
+        ("12 PD 1 64 train nodes= PartitionConfig", [Waiting("12", ("train",), 1, cpus=64)]),
+        (
+            "12 PD 1 1 train,gpu nodes= Nodes required for job are DOWN, DRAINED or",
+            [Waiting("12", ("train", "gpu"), 1)],
+        ),
+        (
+            "12 PD 1 1 train nodes= BeginTime\n13 PD 1 1 train nodes= JobHeldUser\n"
+            "14 PD 1 1 train nodes= Dependency\n15 R 1 1 train nodes= None",
+            [],
+        ),
+        ("12 PD 1 1 train nodes=n1 ReqNodeNotAvail, UnavailableNodes:n1", []),
+        ("12 PD 1 1 train nodes= ReqNodeNotAvail, Reserved for maintenance", []),
+        ("12 PD 1 1 train nodes= ReqNodeNotAvail, UnavailableNodes:n1", [Waiting("12", ("train",), 1)]),
+        ("7_[0-9:2,12] PD 1 1 train nodes= Resources", [Waiting("7", ("train",), 1, 6)]),
+        ("7_[3-9%2] PD 1 1 train nodes= Priority\n7_1 R 1 1 train nodes= None", [Waiting("7", ("train",), 1, 1)]),
+        ("7_[1,3,100-12...%5] PD 1 1 train nodes= Priority", [Waiting("7", ("train",), 1, 2)]),
     ],
 )
 def test_jobs_that_nodes_would_help_are_counted(listed: str, found: list[Waiting]) -> None:
@@ -257,13 +267,13 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def test_tasks_bring_machines_for_all_their_processors(watched: Watched) -> None:
-    watched.cloud.queue = "1 PD 1 96 train PartitionConfig\n"
+    watched.cloud.queue = "1 PD 1 96 train nodes= PartitionConfig\n"
     watched.scaler.check_once(0)
     assert watched.cloud.desired == 2
 
 
 def test_waiting_job_raises_the_group_and_idle_ends_it(watched: Watched) -> None:
-    watched.cloud.queue = "1 PD 2 1 train PartitionConfig\n"
+    watched.cloud.queue = "1 PD 2 1 train nodes= PartitionConfig\n"
     watched.scaler.check_once(0)
     assert watched.cloud.desired == 2
     watched.has("n1", "n2")
@@ -368,7 +378,7 @@ def test_node_that_is_not_plainly_idle_stays(watched: Watched, state: str) -> No
 
 def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> None:
     cloud = watched.cloud
-    cloud.queue = "1 PD 2 1 train PartitionConfig\n"
+    cloud.queue = "1 PD 2 1 train nodes= PartitionConfig\n"
     watched.scaler.check_once(0)
     cloud.activities = [
         {"ActivityId": "a", "StatusCode": "Failed", "StatusMessage": "InsufficientInstanceCapacity - none"}
@@ -391,7 +401,7 @@ def test_lack_of_capacity_is_shown_and_pauses_the_group(watched: Watched) -> Non
 
 def test_pauses_grow_though_aws_gives_a_part_each_time(watched: Watched) -> None:
     cloud, now_s, tries = watched.cloud, 0.0, list[float]()
-    cloud.queue = "1 PD 4 1 train PartitionConfig\n"
+    cloud.queue = "1 PD 4 1 train nodes= PartitionConfig\n"
     while len(tries) < len(HOLDS_S) + 1:
         watched.scaler.check_once(now_s)
         if cloud.desired == 4:
@@ -405,10 +415,10 @@ def test_pauses_grow_though_aws_gives_a_part_each_time(watched: Watched) -> None
     pauses = [after - before - scaler.LOOK_S for before, after in pairwise(tries)]
     assert pauses == list(HOLDS_S)
     watched.has("n1", "n2", "n3", "n4")
-    cloud.queue = "1 R 4 1 train None\n"
+    cloud.queue = "1 R 4 1 train nodes= None\n"
     cloud.nodes = dict.fromkeys(cloud.nodes, "ALLOCATED|")
     watched.scaler.check_once(now_s + 2 * HOLDS_S[-1])
-    cloud.queue, cloud.most = "2 PD 4 1 train PartitionConfig\n", 8
+    cloud.queue, cloud.most = "2 PD 4 1 train nodes= PartitionConfig\n", 8
     watched.scaler.check_once(now_s := now_s + 3 * HOLDS_S[-1])
     assert cloud.desired == 8
     cloud.activities = [{**cloud.activities[0], "ActivityId": "of another request"}, *cloud.activities]
@@ -420,7 +430,7 @@ def test_pauses_grow_though_aws_gives_a_part_each_time(watched: Watched) -> None
 
 def test_after_machines_that_never_boot_one_is_tried(watched: Watched) -> None:
     cloud = watched.cloud
-    cloud.queue = "1 PD 4 1 train PartitionConfig\n"
+    cloud.queue = "1 PD 4 1 train nodes= PartitionConfig\n"
     watched.scaler.check_once(0)
     assert cloud.desired == 4
 
@@ -448,7 +458,7 @@ def test_after_machines_that_never_boot_one_is_tried(watched: Watched) -> None:
 
 def test_refused_request_is_told_once_and_to_its_jobs(watched: Watched) -> None:
     cloud = watched.cloud
-    cloud.queue, cloud.denied = "1 PD 2 1 train PartitionConfig\n", "set-desired-capacity"
+    cloud.queue, cloud.denied = "1 PD 2 1 train nodes= PartitionConfig\n", "set-desired-capacity"
     for now_s in (0, 30, 60):
         watched.scaler.check_once(now_s)
     assert len(watched.lines) == 1
@@ -484,7 +494,7 @@ def test_nothing_changes_where_slurm_or_aws_is_silent(watched: Watched) -> None:
 @pytest.mark.parametrize("answer", ["", "{}", "[]", '{"AutoScalingGroups": [{}], "Reservations": [{}]}'])
 def test_nothing_changes_at_half_an_answer(watched: Watched, verb: str, answer: str) -> None:
     watched.has("n1")
-    watched.cloud.queue = "1 PD 2 1 train PartitionConfig\n"
+    watched.cloud.queue = "1 PD 2 1 train nodes= PartitionConfig\n"
     watched.cloud.halved = {verb: answer}
     for now_s in (0, 600):
         watched.scaler.check_once(now_s)
@@ -494,7 +504,7 @@ def test_nothing_changes_at_half_an_answer(watched: Watched, verb: str, answer: 
 def test_failures_from_before_a_restart_hold_nothing(watched: Watched) -> None:
     cloud = watched.cloud
     cloud.activities = [{"ActivityId": "old", "StatusCode": "Failed", "StatusMessage": "last week"}]
-    cloud.queue, cloud.desired = "1 PD 2 1 train PartitionConfig\n", 2
+    cloud.queue, cloud.desired = "1 PD 2 1 train nodes= PartitionConfig\n", 2
     for now_s in (0, 30):
         watched.scaler.check_once(now_s)
     assert (cloud.desired, watched.lines) == (2, [])
@@ -511,7 +521,7 @@ def test_group_that_is_being_destroyed_is_left_alone(watched: Watched) -> None:
 def test_missing_group_leaves_the_others_scaled(tmp_path: Path) -> None:
     cloud, lines = Cloud(tmp_path), list[str]()
     request = {"idle_minutes": 10, "partitions": {"gone": "gone", "train": "train"}}
-    cloud.queue = "1 PD 2 1 train PartitionConfig\n"
+    cloud.queue = "1 PD 2 1 train nodes= PartitionConfig\n"
     one = scaler.Scaler(cloud, lines.append, request)
     for now_s in (0, 30):
         one.check_once(now_s)

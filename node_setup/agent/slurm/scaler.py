@@ -76,8 +76,8 @@ class Scaler:
 
     def _read(self, now_s: float) -> tuple[list[Group], dict[str, str], list[Waiting], dict[str, int]]:
         """Return the groups, the names that AWS has for them, the jobs that wait and the other nodes of partitions."""
-        squeue = ("squeue", "--all", "--noheader", "--noconvert", "--states=PD,CF,R,S", "--format=%i %t %D %C %P %r")
-        listed = self._slurm(*squeue)
+        states = "--states=PD,CF,R,S"
+        listed = self._slurm("squeue", "--all", "--noheader", "--noconvert", states, f"--format={scaling.QUEUE}")
         waiting = scaling.waiting_jobs(listed)
         nodes = scheduler.parse(self._slurm(*SHOW_NODES), FIELDS)
         by_name = self._groups()

@@ -27,6 +27,12 @@ HELPED = (
 )
 """What reasons of waiting jobs begin with that more nodes may end (https://slurm.schedmd.com/job_reason_codes.html); without a
 node in the partition it is PartitionConfig (seen with 22.05)."""
+ANY_NODES = "nodes="
+QUEUE = f"%i %t %D %C %P {ANY_NODES}%n %r"
+"""Number, state, nodes, processors, partitions, nodes that are asked for by name, reason
+(https://slurm.schedmd.com/squeue.html#OPT_format)."""
+RESERVED = "ReqNodeNotAvail,_Reserved"
+"""Begins the reason of a job that waits for the end of a reservation, as for maintenance: more nodes do not help it."""
 BOOTING, IDLE, KEPT, ENDING = "booting", "idle", "kept", "ending"
 """States of a machine: no node of Slurm yet, a node without a job, one with a job or out of service, drained to be ended."""
 
@@ -55,8 +61,8 @@ class Machine:
 @dataclass(frozen=True)
 class Group:
     """An Auto Scaling group as it is. It has wanted more machines than it has for `unfilled_s` seconds; `held`: a launch failed
-    a short while ago; `cpus`: processors of its smallest machine, None where they are not known; `unproven`: machines of it never
-    became nodes."""
+    a short while ago; `cpus`: processors of its smallest machine, None where they are not known; `unproven`: its last machines
+    became no nodes."""
 
     name: str
     partition: str
@@ -81,15 +87,15 @@ class Change:
 
 
 def waiting_jobs(listed: str) -> list[Waiting]:
-    """Read `squeue --format="%i %t %D %C %P %r"` of pending and running jobs."""
+    """Read `squeue --format=QUEUE` of pending and running jobs. A job that names its nodes needs those, and no other ones."""
     jobs, running = [], dict[str, int]()
-    rows = [line.split(None, 5) for line in listed.splitlines()]
+    rows = [line.split(None, 6) for line in listed.splitlines()]
     for job, state, *_ in rows:
         if state != "PD":
             running[job.partition("_")[0]] = running.get(job.partition("_")[0], 0) + 1
-    for job, state, nodes, cpus, partitions, *reason in rows:
+    for job, state, nodes, cpus, partitions, named, *reason in rows:
         why = (reason or ["None"])[0].replace(" ", "_")
-        if state == "PD" and why.startswith(HELPED):
+        if state == "PD" and named == ANY_NODES and why.startswith(HELPED) and not why.startswith(RESERVED):
             tasks = array_tasks(job, running.get(job.partition("_")[0], 0))
             jobs.append(Waiting(job.partition("_")[0], tuple(partitions.split(",")), int(nodes), tasks, int(cpus)))
     return jobs
