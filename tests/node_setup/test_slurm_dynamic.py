@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import pwd
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,9 @@ class Secrets(Fake):
 
 def done(out: str = "", status: int = 0, err: str = "") -> Done:
     return Done(status, out, err)
+
+
+KNOWN, UNKNOWN = done(NODE2.format("IDLE", "(null)", "")), done(status=1, err="Node node2 not found")
 
 
 def test_partitions_are_of_groups_and_no_node_is_named() -> None:
@@ -251,6 +256,37 @@ def test_a_node_is_tuned_between_its_packages_and_slurmd(tmp_path: Path) -> None
     assert not any(command[0] == "aws" or "restart" in command for command in seen[0])
 
 
+def test_a_slurmd_that_fails_is_started_again_by_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's unit starts it once; this machine has no user of munge or Slurm."""
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: pwd.getpwuid(os.getuid()))
+
+    class Booting(Fake):
+        def which(self, program: str) -> str | None:
+            return f"/usr/bin/{program}"
+
+        def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
+            if command[:2] == ("systemctl", "restart") and command[-1] == "slurmd.service":
+                starts.append(self.read(paths.RESTART_DROP_IN) or "")
+            if command[:2] == ("systemctl", "show"):
+                wants = {"slurmctld.service": ("inactive", "disabled"), "munge.service": ("active", "enabled")}
+                active, enabled = wants.get(command[-1], ("active", "disabled"))
+                return done(f"ActiveState={active}\nUnitFileState={enabled}\n")
+            if command[:3] == ("scontrol", "show", "node"):
+                return KNOWN if starts else UNKNOWN
+            return super().run(command, timeout, stdin, keep)
+
+    starts: list[str] = []
+    text = base64.b64encode(b"k" * 1024).decode()
+    host = Booting(tmp_path, aws=[done(text)], slurmd=[done("slurm 22.05.8")], scontrol=[done()], systemctl=[done()])
+    host.write(NODE, part())
+    groups = {"train": NodeGroup(type="c7i.2xlarge", count=1)}
+    rows = boot.boot(host, json.dumps(document(**groups)), silent, lambda: None, host.clock)
+    assert [row for row in rows if row["status"] == "failed"] == []
+    (started,) = starts
+    assert "Restart=on-failure" in started.splitlines()
+    assert ("systemctl", "daemon-reload") in host.ran
+
+
 def test_an_old_release_is_refused_before_anything_changes(tmp_path: Path) -> None:
     class Jammy(Fake):
         def which(self, program: str) -> str | None:
@@ -412,15 +448,22 @@ def test_job_that_has_a_script_again_is_not_requeued_by_an_old_list(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("answer", "restarts"),
+    ("answer", "state", "restarts"),
     [
-        (done(NODE2.format("IDLE", "(null)", "")), 0),
-        (done(status=1, err="Node node2 not found"), 1),
-        (done(status=1), 0),
+        (KNOWN, "active", 0),
+        (UNKNOWN, "active", 1),
+        (done(status=1), "active", 0),
+        (KNOWN, "failed", 1),
+        (done(status=1), "failed", 1),
+        # A person stopped it, or systemd starts it already.
+        (UNKNOWN, "inactive", 0),
+        (UNKNOWN, "activating", 0),
     ],
 )
-def test_slurmd_is_restarted_where_the_controller_forgot_it(tmp_path: Path, answer: Done, restarts: int) -> None:
-    host = Fake(tmp_path, scontrol=[answer], systemctl=[done()])
+def test_slurmd_is_restarted_where_it_failed_or_was_forgotten(
+    tmp_path: Path, answer: Done, state: str, restarts: int
+) -> None:
+    host = Fake(tmp_path, scontrol=[answer], systemctl=[done(f"ActiveState={state}\n"), done()])
     node = watch.Node(host, silent)
     node.check_once(0)
     assert host.ran == []

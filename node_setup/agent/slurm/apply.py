@@ -47,6 +47,12 @@ LOCK_S = 300
 """apt waits so long for another apt, as that of a first boot."""
 KEY_BYTES = 1024
 """Length of a key that we make; munge takes 32 to 1024: https://github.com/dun/munge/wiki/Man-8-mungekey"""
+RESTARTS = """[Service]
+Restart=on-failure
+RestartSec=10
+"""
+"""Debian's units of slurmctld and slurmd have no `Restart=`. The interval is longer than systemd counts starts over (10 s, of
+which five are the limit), so that it never gives up: https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html"""
 STARTED_S = 30.0
 SLOW = (DATABASE_DAEMON, DATABASE_SERVER)
 SLOW_S = 600.0

@@ -16,6 +16,8 @@ OPTIONS = scheduler.OPTIONS
 WATCH_UNIT = "/etc/systemd/system/lustrain-slurm.service"
 STATE_MOUNT = "/etc/systemd/system/var-spool-slurmctld.mount"
 STATE_DROP_IN = "/etc/systemd/system/slurmctld.service.d/90-lustrain.conf"
+RESTART_DROP_IN = "/etc/systemd/system/slurmd.service.d/90-lustrain-restart.conf"
+"""Not in the file with slurmd's limits, which is of the settings (`owned.SLURMD`)."""
 SCALING = "/etc/lustrain/scaling.json"
 """On the controller of a stack with groups that go to zero: which, and after how long without a job."""
 RESTART_OWED = "/run/lustrain/slurm-restart.json"

@@ -28,10 +28,7 @@ DROP_IN = f"""{paths.STACK_HEADER}[Unit]
 # On the root volume slurmctld would begin with an empty queue.
 RequiresMountsFor={paths.STATE}
 
-[Service]
-Restart=on-failure
-RestartSec=10
-"""
+{apply.RESTARTS}"""
 
 
 def steps(host: Host, volume: str, wait_s: float, clock: apply.Clock) -> Iterator[apply.Step]:

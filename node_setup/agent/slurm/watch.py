@@ -1,5 +1,6 @@
-"""What runs beside a stack's Slurm: a node is drained at a notice of AWS, and registers again where the controller forgot it;
-the controller deletes nodes that are gone, requeues jobs that lost their script, and scales groups that go to zero."""
+"""What runs beside a stack's Slurm: a node is drained at a notice of AWS, registers again where the controller forgot it, and
+starts a slurmd that failed; the controller deletes nodes that are gone, requeues jobs that lost their script, and scales groups
+that go to zero."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from node_setup.agent.facts import Wanted, metadata, scheduler
 from node_setup.agent.facts.instance import NODE
 from node_setup.agent.facts.reading import MachineReading
 from node_setup.agent.host import Host
-from node_setup.agent.slurm import apply, scaler
+from node_setup.agent.slurm import apply, facts, scaler
 
 POLL_S = 5.0
 """AWS asks to look for notices each 5 s: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
@@ -86,12 +87,17 @@ class Node:
         return done.ok
 
     def _register(self) -> None:
-        """slurmd registers when it starts, and when a controller that knows it asks."""
-        node, error = scheduler.show_node(self._host, scheduler.own_name(self._host))
+        """slurmd registers when it starts, and when a controller that knows it asks. One that a person stopped stays so."""
         unit = apply.DAEMONS["compute"]
-        if node is None and error is None and self._host.run(("systemctl", "is-active", "--quiet", unit)).ok:
-            self._log("the controller does not know this node: slurmd is restarted")
-            self._host.run(("systemctl", "restart", unit), 120)
+        state = facts.unit_state(self._host, unit)["active"]
+        if state == "active":
+            node, error = scheduler.show_node(self._host, scheduler.own_name(self._host))
+            why = "the controller does not know this node" if node is None and error is None else ""
+        else:
+            why = "slurmd has failed" if state == "failed" else ""
+        if why:
+            done = self._host.run(("systemctl", "restart", unit), 120)
+            self._log(f"{why}: slurmd is {'restarted' if done.ok else f'not restarted: {done.complaint}'}")
 
 
 def _reason(notice: Mapping[str, Any], node: Mapping[str, Any]) -> str:
