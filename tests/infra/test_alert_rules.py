@@ -216,6 +216,16 @@ CASES = {
         before=18,
     ),
     "SlurmDown": Case({"lustrain_slurm_up": "1x5 0x9 1x9", "up": "1x60"}, 12, 18, before=5),
+    "SlurmNodesOut": Case(
+        {
+            'lustrain_slurm_nodes{instance="a",state="drained"}': "0x5 1x20 0x9",
+            'lustrain_slurm_nodes{instance="a",state="down",flag="not_responding"}': "0x5 2x20 stale",
+            'lustrain_slurm_nodes{instance="a",state="idle"}': "4x60",
+        },
+        23,
+        30,
+        before=18,
+    ),
     "NodeMetricsStale": Case(
         {'node_textfile_mtime_seconds{file="/x/lustrain.prom"}': "0x14 900+60x60"},
         13,
@@ -315,6 +325,20 @@ QUIET: dict[str, Quiet] = {
         55,
     ),
     "SlurmDown": Quiet({"lustrain_slurm_up": "1x40", 'up{instance="n1"}': "0x40"}, 20),  # another machine is gone
+    "SlurmNodesOut": Quiet(  # idle machines end one after the other, others are off, reboot or are worked on
+        {
+            f'lustrain_slurm_nodes{{state="{state}",flag="{flag}"}}': "2x60"
+            for state, flag in (
+                ("drained", "ending"),
+                ("down", "ending"),
+                ("down", "powered_off"),
+                ("drained", "reboot_pending"),
+                ("down", "maintenance"),
+                ("idle", "not_responding"),
+            )
+        },
+        40,
+    ),
     "RunDown": Quiet(  # it was done, at a step after the last one that was scraped
         _of_run("step", "100+10x20 stale") | _of_run("done_step", "_x20 303 stale"),
         40,

@@ -23,6 +23,8 @@ from node_setup.agent.metrics.text import GAUGE, Metric, Sample, render
 from node_setup.agent.model import Remark, Remove, Request, Run, Write
 from node_setup.agent.settings import allowed, catalog
 from node_setup.agent.slurm.queue import Queue, collect
+from node_setup.agent.slurm.scaler import ENDS
+from node_setup.agent.slurm.watch import NOTICE
 from tests.node_setup.agents import run
 from tests.node_setup.kinds_facts import SETTINGS, applied, commands, machine, steps
 from tests.node_setup.machines import DOCUMENT, MACHINES
@@ -136,7 +138,17 @@ def test_node_without_hardware_has_no_series_of_it() -> None:
 
 
 PING = "Slurmctld(primary) at {} is {}\nSlurmctld(backup) at other is {}\n"
-NODES = "n1 idle\nn1 idle\nn2 idle~\nn3 down*\nn4 mixed-\nn5 allocated+\n"
+NODES = f"""n1 idle none
+n1 idle none
+n2 idle~ none
+n3 down* Not responding
+n4 mixed- none
+n5 allocated+ none
+n6 drained a fan is loud: n1 idle
+n7 drained {ENDS}
+n8 drained* {ENDS}
+n9 draining {NOTICE}spot, terminate
+"""
 JOBS = "RUNNING\nRUNNING\nCOMPLETING\n"
 ASKED = {
     ("scontrol", "ping"): Done(0, PING.format("head.example.com", "UP", "DOWN"), ""),
@@ -168,6 +180,9 @@ def test_controller_counts_nodes_once_and_jobs(tmp_path: Path, folder: str) -> N
         "nodes['down', 'not_responding']": 1,
         "nodes['mixed', 'planned']": 1,
         "nodes['', 'allocated']": 1,
+        "nodes['', 'drained']": 1,
+        "nodes['drained', 'ending']": 2,
+        "nodes['draining', 'ending']": 1,
         "jobs['running']": 2,
         "jobs['completing']": 1,
         "jobs['pending']": 0,

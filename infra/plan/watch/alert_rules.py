@@ -287,6 +287,17 @@ ALERTS = (
         "Slurm's controller does not answer, or its machine is gone: no job starts, and a lost one is not started again",
     ),
     Alert(
+        "SlurmNodesOut",
+        # Other flags say why it is meant so: the machine ends, is off, comes up or reboots, or somebody works on it. A node
+        # that is gone is deleted after ten minutes (GONE_AFTER_S of node_setup/agent/slurm/watch.py). Two controllers both
+        # count all.
+        f"max {OF_ALL_NODES} (sum by (cluster, job, instance) ("
+        'lustrain_slurm_nodes{state=~"down|drained|fail|inval",flag=~"|not_responding"})) > 0',
+        15,
+        "ticket",
+        "so many nodes of Slurm take no jobs and are billed: they are drained, down, or have less than they should",
+    ),
+    Alert(
         "NodeMetricsStale",
         'time() - node_textfile_mtime_seconds{file=~".*lustrain[.]prom"} > 300',
         5,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from node_setup.agent.host import TIMED_OUT, Host
+from node_setup.agent.slurm import watch
 from node_setup.agent.slurm.facts import unit_state
 
 PROGRAMS = "/opt/slurm/bin/"
@@ -25,6 +26,8 @@ FLAGS = {
     "-": "planned",
 }
 """Suffixes of a state: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
+ENDING = "ending"
+"""The flag of a node that was drained because its machine ends: such a node is out of use on purpose, and soon deleted."""
 
 
 class Queue(NamedTuple):
@@ -51,11 +54,15 @@ def collect(host: Host) -> Queue | None:
         return None
     if "UP" not in states.values():
         return Queue(error="slurmctld does not answer")
-    nodes = host.run((f"{folder}sinfo", "--all", "--noheader", "--Node", "--format=%N %T"))
+    nodes = host.run((f"{folder}sinfo", "--all", "--noheader", "--Node", "--format=%N %T %E"))
     jobs = host.run((f"{folder}squeue", "--all", "--noheader", "--format=%T"))
     for done in (nodes, jobs):
         if not done.ok:
             return Queue(error=done.complaint)
     # A node has a line for each of its partitions. Jobs that wait or run always have a number.
-    found = {name: (state, FLAGS.get(sign, "")) for name, state, sign in re.findall(r"(\S+) (\w+)(\W?)", nodes.out)}
+    lines = re.findall(r"^(\S+) (\w+)(\S*) ?(.*)$", nodes.out, re.M)
+    found = {
+        name: (state, ENDING if reason.startswith(watch.ENDING) else FLAGS.get(sign, ""))
+        for name, state, sign, reason in lines
+    }
     return Queue(Counter(found.values()), {"pending": 0, "running": 0, **Counter(jobs.out.lower().split())})

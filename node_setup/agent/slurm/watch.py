@@ -28,7 +28,9 @@ DUPLICATE = "Duplicate jobid"
 """Slurm's reason for a node on which a script of the same job still ran (`_notify_slurmctld_nodes` of
 https://github.com/SchedMD/slurm/blob/slurm-22.05/src/slurmctld/agent.c)."""
 NOTICE = "lustrain: notice of AWS: "
-"""Begins the reason of a node whose machine ends."""
+"""Begins the reason of a node that is drained at a notice."""
+ENDING = (NOTICE, scaler.ENDS)
+"""Begin the reasons of nodes whose machines end."""
 LOOKS = 2
 """A job that lacks its batch host so often in a row is requeued: what watches it from its own nodes comes first."""
 Log = Callable[[str], None]
@@ -209,7 +211,7 @@ def gone(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, node in nodes.items():
         words = set(re.findall(r"[A-Z_]+", str(node["state"])))
         silent = {"DYNAMIC_NORM", "DOWN"} <= words and not scheduler.is_registered(dict(node))
-        ends = "DRAIN" not in words or str(node["reason"]).startswith((NOTICE, scaler.ENDS))
+        ends = "DRAIN" not in words or str(node["reason"]).startswith(ENDING)
         if silent and ends and "COMPLETING" not in words:
             named.append(name)
     return named

@@ -63,6 +63,7 @@ DASHBOARD = Dashboard(
                     "Which are free, drained or down? A flag such as not_responding stands beside the state.",
                     "max by (job, state, flag) (lustrain_slurm_nodes)",
                     legend="{{job}} {{state}} {{flag}}",
+                    alerts=("SlurmNodesOut",),
                 ),
                 make_panel(
                     "Slurm's jobs",
