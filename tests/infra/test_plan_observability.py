@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,34 @@ def test_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
     assert metric.namespace in METRIC_NAMESPACES, "the node role allows no other"
 
 
+def test_group_that_goes_to_zero_has_its_own_ways_to_stop_paying() -> None:
+    """Its machines are protected from scale-in, and the controller sets its desired capacity back."""
+    groups = [
+        {"name": "train", "instance_type": "g6e.48xlarge", "count": 8, "min_count": 0},
+        {"name": "fixed", "instance_type": "g6e.48xlarge", "count": 2},
+    ]
+    slurm = {"type": "slurm", "idle_minutes": 17}
+    to_zero, fixed = (alarm(f"group:{name}", spec(groups=groups, scheduler=slurm)) for name in ("train", "fixed"))
+    assert to_zero is not None
+    assert fixed is not None
+    assert "--desired-capacity 0" not in to_zero.description
+    ends = "terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity"
+    for part in ("scancel", "17 minutes", ends):
+        assert part in to_zero.description
+    assert "--desired-capacity 0" in fixed.description
+    assert ends not in fixed.description
+
+
+@pytest.mark.parametrize("logs", [True, False])
+@pytest.mark.parametrize("least", [0, 8])
+def test_boot_alarm_says_where_a_failed_machine_is_ended(least: int, logs: bool) -> None:
+    group = {"name": "train", "instance_type": "g6e.48xlarge", "count": 8, "min_count": least}
+    boot = alarm("cluster", spec(groups=[group], scheduler={"type": "slurm"}, observability={"logs": logs}))
+    assert boot is not None
+    assert ("it is ended after 60 minutes" in boot.description) == (least == 0)
+    assert ("/lustrain/llm/node" in boot.description) == (least == 0 and logs)
+
+
 def test_run_that_stands_still_fires_and_silence_does_not() -> None:
     stalled = next(one for one in observability(spec(), PLACE).alarms if one.name == "llm-run-stalled")
     (metric,) = stalled.metrics
@@ -145,9 +174,18 @@ def test_logs_are_kept_at_least_as_long_as_wished(wanted: int) -> None:
     assert all(shorter < wanted for shorter in LOG_DAYS if shorter < days)
 
 
+def to_zero(cluster: ClusterSpec) -> ClusterSpec:
+    """Return the cluster with groups that go to zero, where it has a Slurm of its own."""
+    zero = [group.model_copy(update={"min_count": 0}) for group in cluster.groups]
+    return cluster.model_copy(update={"groups": zero} if cluster.controller else {})
+
+
+@pytest.mark.parametrize("change", [lambda cluster: cluster, to_zero], ids=["as it is", "to zero"])
 @pytest.mark.parametrize("stack", edits.STACKS)
-def test_every_example_stack_has_alarms_that_aws_accepts(stack: str) -> None:
-    cluster = edits.spec_of(stack, {})
+def test_every_example_stack_has_alarms_that_aws_accepts(
+    stack: str, change: Callable[[ClusterSpec], ClusterSpec]
+) -> None:
+    cluster = change(edits.spec_of(stack, {}))
     plan = observability(cluster, PLACE)
     shapes = Loader().load_service_model("cloudwatch", "service-2")["shapes"]
     names = [one.name for one in plan.alarms]

@@ -16,6 +16,7 @@ from infra.plan.place import Place, bucket_names
 from infra.plan.storage.lustre import lustre_plan
 from infra.plan.watch.interruptions import dead_letters_name, queue_name, topic_name
 from infra.plan.watch.monitor import alert_manager, rule_groups
+from node_setup.agent.slurm.scaling import BOOTED_WITHIN_S
 
 LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 """The retention that CloudWatch Logs knows
@@ -271,6 +272,7 @@ def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     start of a block is not known, its group may be empty by right: an empty one is silent, which also hides a block that has
     begun and gave nothing, and one that lost all its nodes at once.
     """
+    to_zero = spec.goes_to_zero(group)
     block = group.capacity.mode == "capacity-block" and group.capacity.starts_at is None
     silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
     resume = "aws autoscaling resume-processes --auto-scaling-group-name {id}"
@@ -279,14 +281,19 @@ def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     if group.role == LOGIN:
         harm = "Jobs can still be submitted on Slurm's controller"
     zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
+    tries = f"The group keeps trying, for about a day while nothing comes (then: {resume})"
+    stops = f". To stop paying meanwhile: {zero}"
+    if to_zero:
+        tries = (
+            "Slurm's controller sets what the group wants by the jobs that wait, and less after a launch that failed"
+        )
+        stops = _stops_to_zero(spec)
     return Alarm(
         name=f"{spec.name}-{group.name}-incomplete",
         subject=f"group:{group.name}",
         description=(
             f"Group {group.name} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes{silent}. "
-            f"{harm}. The group keeps trying, for about a day while nothing comes "
-            f"(then: {resume}), and the nodes that it has are billed. First: {reason} gives the reason. To stop paying "
-            f"meanwhile: {zero}"
+            f"{harm}. {tries}, and the nodes that it has are billed. First: {reason} gives the reason{stops}"
         ),
         metrics=(
             Metric("wanted", "AWS/AutoScaling", "GroupDesiredCapacity", "Maximum", "AutoScalingGroupName"),
@@ -299,9 +306,27 @@ def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     )
 
 
+def _stops_to_zero(spec: ClusterSpec) -> str:
+    """Return what else to look at, and how to stop paying for a group whose desired capacity the controller sets: it sets
+    a lowered one back within half a minute, and Auto Scaling ends no machine of it, since all are protected."""
+    assert spec.scheduler is not None
+    end = (
+        "aws autoscaling terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity --instance-id ID"
+    )
+    return (
+        ", and `journalctl -u lustrain-slurm` on the controller what was done. To stop paying meanwhile: `squeue`, then "
+        f"`scancel` the jobs that wait; machines without a job end after {spec.scheduler.idle_minutes} minutes. At once, with "
+        f"what runs there: {end}"
+    )
+
+
 def _boot_alarm(spec: ClusterSpec) -> Alarm:
     """Return the alarm on failed boots: a node whose boot failed is in service for its group, which looks at the machine
-    alone. When the alarm ends, nothing is mended: it counts one minute, and the node stays as it is."""
+    alone. When the alarm ends, nothing is mended: it counts one minute, and the node stays as it is, for an hour at most in a
+    group that goes to zero."""
+    to_zero = any(spec.goes_to_zero(group) for group in spec.groups)
+    keeps = f" (the log is also in CloudWatch, /lustrain/{spec.name}/node)" if carries_logs(spec) else " with its log"
+    ends = f". Where min_count is 0 it is ended after {BOOTED_WITHIN_S / MINUTE:.0f} minutes{keeps}" if to_zero else ""
     monitor = " (where it names none, it is the monitor)" if spec.monitor else ""
     return Alarm(
         name=f"{spec.name}-boot-failed",
@@ -309,7 +334,7 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
         description=(
             "A node failed to boot: it could not mount or set up what it needs. It takes no part in the run and is billed. "
             f"First: `fab node-verify` says which node it is{monitor}. On that machine, /var/lib/lustrain/boot names the step "
-            "that failed, and /var/log/lustrain-boot.log says why"
+            f"that failed, and /var/log/lustrain-boot.log says why{ends}"
         ),
         metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
         expression="1 * failed",
