@@ -28,6 +28,7 @@ from typing import Any, NoReturn, get_type_hints
 
 from invoke.context import Context
 from invoke.exceptions import Exit, ParseError
+from invoke.parser.parser import ParseMachine
 from invoke.program import Program
 from invoke.tasks import task as invoke_task
 
@@ -117,7 +118,7 @@ def perform(work: Callable[[], TaskResult], *, as_json: bool = False) -> None:
         _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
 
 
-_READ, _CLEAN_UP = Program.parse_tasks, Program.parse_cleanup
+_READ, _CLEAN_UP, _TAKE = Program.parse_tasks, Program.parse_cleanup, ParseMachine.see_positional_arg
 """Invoke's own, also where several programs in one process read their command lines strictly."""
 
 
@@ -139,7 +140,12 @@ def read_command_line_strictly() -> None:
         except ParseError as error:
             why = re.sub(r"Flag <Argument: (\S+).*> needed", r"Flag --\1 needed", str(error)).rstrip("!")
             word = re.match("No idea what '([^']+)'", why)
-            fix = (did_you_mean(word[1], list(names)) if word else "") or "fab --list, or fab --help TASK"
+            allowed, help_of = list(names), "fab --list, or fab --help TASK"
+            if word and word[1].startswith("-") and error.context is not None and error.context.name:
+                of = error.context
+                allowed, help_of = [*of.flags, *of.inverse_flags], f"fab --help {of.name}"
+                why = f"{word[1]} is not a flag of {of.name}"
+            fix = (did_you_mean(word[1], allowed) if word else "") or help_of
             _refuse([Problem(f"command line: {why}; fix: {fix}")], USAGE, "--json" in program.argv)
 
     def parse_cleanup(program: Program) -> None:
@@ -153,6 +159,16 @@ def read_command_line_strictly() -> None:
             drop_output(sys.stdout.fileno())
             raise Exit from None
 
+    def see_positional_arg(machine: ParseMachine, value: Any) -> None:
+        # Invoke would take such a flag for the argument that is missing, and blame what follows it.
+        if value in machine.initial.flags:
+            machine.switch_to_flag(value)
+        elif value.startswith("-") and value != "-":
+            machine.error(f"No idea what '{value}' is!")
+        else:
+            _TAKE(machine, value)
+
+    ParseMachine.see_positional_arg = see_positional_arg  # type: ignore[method-assign, assignment]
     Program.parse_tasks = parse_tasks  # type: ignore[method-assign, assignment]
     Program.parse_cleanup = parse_cleanup  # type: ignore[method-assign, assignment]
 

@@ -84,7 +84,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     ("words", "why"),
     [
         (("prefligt",), "No idea what 'prefligt' is; fix: did you mean preflight?"),
-        (("preflight", "--stak", "x"), "No idea what '--stak' is; fix: fab --list, or fab --help TASK"),
+        (("preflight", "--stak", "x"), "--stak is not a flag of preflight; fix: did you mean --stack?"),
+        (("train", "--nodez", "2"), "--nodez is not a flag of train; fix: did you mean --nodes?"),
+        (
+            ("train", "--echo", "config.toml", "--nodez", "2"),
+            "--nodez is not a flag of train; fix: did you mean --nodes?",
+        ),
+        (("train", "config.toml", "--anything"), "--anything is not a flag of train; fix: fab --help train"),
         (("preflight", "--stack"), "Flag --stack needed value"),
         (("image-diff", "a"), "did not receive required positional arguments: 'b'"),
     ],
