@@ -106,7 +106,7 @@ def read_replaced(uri: str, files: Collection[str]) -> dict[str, bytes | None]:
     store = open_store(uri, name="run.uri")
     request, others = _content(store, REQUEST), (*files, CONFIG, SUBMITTED, STOP)
     # A run that is not registered has none of them.
-    return {REQUEST: request, **{key: request and _content(store, key) for key in others}}
+    return {REQUEST: request, **(dict.fromkeys(others) if request is None else read_objects(store, others))}
 
 
 def put_back(store: ObjectStore, replaced: Mapping[str, bytes | None]) -> None:

@@ -77,9 +77,8 @@ def submit_array(
     try:
         with Progress("runs", len(requests), "runs", brief=True) as progress:
             for index, request in requests.items():
-                before = runs.read_replaced(request.run, ())
+                replaced[index] = runs.read_replaced(request.run, ())
                 registered[index] = run = runs.register_run(request, resume=index in resumed, files={})
-                replaced[index] = before
                 # Where the answer to the submission is lost, the task is still known by its index.
                 job = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}
                 runs.save_job(run, request.backend, job | {"task": index})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.storage import ObjectStore, open_store
+from trainer.storage import open_store
 
 WORDS = (
     *("the", "of", "and", "to", "in", "is", "for", "that"),
@@ -75,11 +75,6 @@ def documents(uri: str | Path, split: str) -> list[bytes]:
     assert ends.size == 0 or ends[-1] == text.size - 1
     begins = [0, *(ends[:-1] + 1).tolist()]
     return [text[begin:end].astype(np.uint8).tobytes() for begin, end in zip(begins, ends.tolist(), strict=True)]
-
-
-def objects(store: ObjectStore) -> dict[str, bytes]:
-    """Every object of a token set."""
-    return {info.key: store.read(info.key)[0] for info in store.list()}
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from lustrain.problem import UserError
-from tests.data.making import command, files, made, objects, prose, run_tokenize, stream, write_lines
+from tests.data.making import command, files, made, prose, run_tokenize, stream, write_lines
 from tests.lab.faulty_proxy import Answer, Delay, FaultyProxy, Swap
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
+from tests.storage.objects import objects
 from trainer.data.cache import resident_shards
 from trainer.data.index import Index, Shard, Split
 from trainer.data.shards import TokenSet

@@ -23,6 +23,7 @@ from lustrain.cluster import Cluster
 from lustrain.problem import UNREACHABLE, Problem, UserError
 from tests.launch.test_request import cluster, config, resolve
 from tests.processes import command_line, wait_until
+from tests.storage.objects import objects
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.run.journal import CONFIG, REQUEST, STOP, begin
 from trainer.storage import ObjectStore, open_store
@@ -141,10 +142,6 @@ def test_refused_run_is_unregistered_unless_the_job_may_exist(
     with pytest.raises(UserError):
         submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
     assert (Path(request_to_print.run) / REQUEST).exists() is registered
-
-
-def objects(store: ObjectStore) -> dict[str, bytes]:
-    return {info.key: store.read(info.key)[0] for info in store.list("")}
 
 
 @pytest.mark.parametrize("just_now", [False, True])

@@ -24,6 +24,7 @@ from launch.supervisor.policy import ExtraNodes, RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.fab import Fab
 from tests.lab.training import config
+from tests.storage.objects import objects
 from trainer.run import journal
 from trainer.run.journal import REQUEST, STOP
 from trainer.storage import open_store
@@ -165,20 +166,20 @@ def test_refused_array_leaves_its_sweep_as_it_was(planted: Path, tmp_path: Path,
     plan = LaunchPlan((), {slurm.ARRAY_SCRIPT: "first"})
     store = open_store(sweep)
 
-    def objects() -> dict[str, bytes]:
+    def held() -> dict[str, bytes]:
         # A folder that was a store keeps its lock.
-        return {info.key: store.read(info.key)[0] for info in store.list("") if "/.lustrain/" not in info.key}
+        return {key: content for key, content in objects(store).items() if "/.lustrain/" not in key}
 
     plant(planted, "squeue", "exit 0")
     if begun:
         plant(planted, "sbatch", "case $* in *--test-only*) exit 0 ;; esac; echo 7")
         submit_array(requests, set(), slurm.BACKEND, plan, sweep, planted)
-    before = objects()
+    before = held()
     plant(planted, "sbatch", "case $* in *--test-only*) exit 0 ;; esac; echo 'sbatch: error: no' >&2; exit 1")
     again = replace(plan, files={slurm.ARRAY_SCRIPT: "second"})
     with pytest.raises(UserError):
         submit_array(requests, set(requests) if begun else set(), slurm.BACKEND, again, sweep, planted)
-    assert objects() == before
+    assert held() == before
 
 
 def test_array_of_an_unknown_account_registers_nothing(planted: Path, tmp_path: Path) -> None:
@@ -384,6 +385,19 @@ FORBIDDEN = "echo 'Error from server (Forbidden): no: RBAC: role.rbac.authorizat
 UNKNOWN = "echo 'error: the server doesn'\\''t have a resource type \"localqueue\"' >&2; exit 1"
 
 
+NO_OBJECTS = LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'})
+
+
+def refused_path(request: RunRequest, folder: Path, *, resume: bool) -> str | None:
+    """The path of the one line by which Kubernetes refuses a start; None where it does not."""
+    try:
+        kubernetes.BACKEND.check(request, NO_OBJECTS, folder, resume=resume)
+    except UserError as error:
+        (line,) = error.problems
+        return line.path
+    return None
+
+
 @pytest.mark.parametrize(
     ("kind", "answer", "path"),
     [
@@ -400,14 +414,8 @@ def test_what_a_job_names_has_to_be_there(planted: Path, kind: str, answer: str,
     """The server takes a Job without looking at any of it."""
     plant(planted, "kubectl", f'echo "$*" >> {planted}/calls; case "$*" in *" {kind} -- y"*) {answer} ;; esac')
     options = replace(PODS, claims=(("/fsx", "y"),), service_account="y", priority="y", queue="y")
-    request, plan = replace(KUBERNETES, options=options), LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'})
-    found = None
-    try:
-        kubernetes.BACKEND.check(request, plan, planted, resume=False)
-    except UserError as error:
-        (line,) = error.problems
-        found = line.path
-    assert found == path
+    request = replace(KUBERNETES, options=options)
+    assert refused_path(request, planted, resume=False) == path
     assert f" {kind} -- y" in (planted / "calls").read_text()
 
 
@@ -430,14 +438,7 @@ def test_job_of_the_name_is_left_alone_unless_it_may_go(
         job = {"metadata": {"annotations": {kubernetes.RUN: run}}, "status": {"conditions": conditions}}
         answer = f'case "$*" in *"get job"*) echo \'{json.dumps(job)}\' ;; esac'
         plant(planted, "kubectl", f'echo "$*" >> {planted}/calls; {answer}')
-    plan = LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'})
-    found = None
-    try:
-        kubernetes.BACKEND.check(KUBERNETES, plan, planted, resume=resume)
-    except UserError as error:
-        (line,) = error.problems
-        found = line.path
-    assert found == path
+    assert refused_path(KUBERNETES, planted, resume=resume) == path
     calls = (planted / "calls").read_text() if run else ""
     assert ("delete" in calls) == ("--dry-run=server" in calls) == (path is None)
 
@@ -452,9 +453,7 @@ esac"""
     plant(planted, "kubectl", answers)
     supervised = replace(KUBERNETES, supervised_by_caller=True)
     with pytest.raises(UserError) as error:
-        kubernetes.BACKEND.check(
-            supervised, LaunchPlan((), {kubernetes.OBJECTS: '{"items": []}'}), planted, resume=True
-        )
+        kubernetes.BACKEND.check(supervised, NO_OBJECTS, planted, resume=True)
     assert code_of(error) == FAILED
     assert [call for call in (planted / "calls").read_text().splitlines() if "delete" in call] == []
 

@@ -272,22 +272,24 @@ def _incomplete_group_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     start of a block is not known, its group may be empty by right: an empty one is silent, which also hides a block that has
     begun and gave nothing, and one that lost all its nodes at once.
     """
-    to_zero = spec.goes_to_zero(group)
     block = group.capacity.mode == "capacity-block" and group.capacity.starts_at is None
     silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
-    resume = "aws autoscaling resume-processes --auto-scaling-group-name {id}"
     reason = "aws autoscaling describe-scaling-activities --auto-scaling-group-name {id}"
     harm = "A run that needs all of them cannot start or go on"
     if group.role == LOGIN:
         harm = "Jobs can still be submitted on Slurm's controller"
-    zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
-    tries = f"The group keeps trying, for about a day while nothing comes (then: {resume})"
-    stops = f". To stop paying meanwhile: {zero}"
-    if to_zero:
+    if spec.goes_to_zero(group):
         tries = (
             "Slurm's controller sets what the group wants by the jobs that wait, and less after a launch that failed"
         )
         stops = _stops_to_zero(spec)
+    else:
+        resume = "aws autoscaling resume-processes --auto-scaling-group-name {id}"
+        tries = f"The group keeps trying, for about a day while nothing comes (then: {resume})"
+        zero = (
+            "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
+        )
+        stops = f". To stop paying meanwhile: {zero}"
     return Alarm(
         name=f"{spec.name}-{group.name}-incomplete",
         subject=f"group:{group.name}",
