@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,29 @@ EARLIER_SUPERVISED = ("local", "ssh")
 """Backends whose caller supervises, for records from before that was recorded."""
 
 
-def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> ObjectStore:
-    """Record the request in its run, with the plan's files by key. UserError where the run exists, or where `resume` finds
-    none."""
+@dataclass(frozen=True)
+class Registration:
+    """A start of a run as it is recorded in the run, and the records that this replaced: by key, None where none was."""
+
+    store: ObjectStore
+    request: bytes
+    replaced: Mapping[str, bytes | None]
+
+    def put_back(self) -> None:
+        """Have the records as they were, unless a launch has begun since or another start has taken the run."""
+        if _content(self.store, REQUEST) != self.request:
+            return
+        after = json.loads(self.request)["after"]
+        if not any(record["attempt"] > after for record in read(self.store)):
+            restore(self.store, self.replaced)
+
+
+def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> Registration:
+    """Record the request in its run, with the plan's files by key. UserError where the run exists, where `resume` finds none,
+    or where another start takes it at the same time."""
     store = open_store(request.run, name="run.uri")
-    record = read_record(store, REQUEST)
+    before, etag = _content_and_etag(store, REQUEST)
+    record = _parsed(store, REQUEST, before)
     if resume and record is not None:
         _refuse_other_address(record, request)
         _refuse_beside_another(record, request)
@@ -47,15 +66,22 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
         "after": after,
         **request.record(),
     }
+    written = {CONFIG: request.config, **files}
+    others = (*written, SUBMITTED, STOP)
+    # A run that is not registered has none of them.
+    replaced = {REQUEST: before, **(dict.fromkeys(others) if before is None else read_objects(store, others))}
+    taken = encode_record(body)
     try:
-        store.put(REQUEST, encode_record(body), if_absent=record is None)
+        store.put(REQUEST, taken, if_absent=etag is None, if_match=etag)
     except PreconditionError:
-        fix = "choose another --name or run.uri"
-        raise UserError(problem("run.uri", request.run, "another start took this name just now", fix=fix)) from None
-    for key, text in {CONFIG: request.config, **files}.items():
+        # Where the answer to the first try was lost, the second one met what the first had stored.
+        if _content(store, REQUEST) != taken:
+            fix = f"look at it: fab status {request.run}; or choose another --name or run.uri"
+            raise UserError(problem("run.uri", request.run, "another start took it just now", fix=fix)) from None
+    for key, text in written.items():
         store.put(key, text.encode())
     store.delete(STOP)
-    return store
+    return Registration(store, taken, replaced)
 
 
 def _refuse_other_address(record: Mapping[str, Any], request: RunRequest) -> None:
@@ -101,21 +127,6 @@ def _supervises(pid: object) -> bool:
     return not {b"train", b"sweep"}.isdisjoint(words)
 
 
-def read_replaced(uri: str, files: Collection[str]) -> dict[str, bytes | None]:
-    """Return the records that a start of the run replaces, by key; None for one that is not there."""
-    store = open_store(uri, name="run.uri")
-    request, others = _content(store, REQUEST), (*files, CONFIG, SUBMITTED, STOP)
-    # A run that is not registered has none of them.
-    return {REQUEST: request, **(dict.fromkeys(others) if request is None else read_objects(store, others))}
-
-
-def put_back(store: ObjectStore, replaced: Mapping[str, bytes | None]) -> None:
-    """Have the records as `read_replaced` found them, unless a launch has begun since `register_run`."""
-    after = (read_record(store, REQUEST) or {}).get("after", 0)
-    if not any(record["attempt"] > after for record in read(store)):
-        restore(store, replaced)
-
-
 def read_objects(store: ObjectStore, keys: Collection[str]) -> dict[str, bytes | None]:
     """Return the objects by key, for `restore`; None for one that is not there."""
     return {key: _content(store, key) for key in keys}
@@ -131,10 +142,14 @@ def restore(store: ObjectStore, before: Mapping[str, bytes | None]) -> None:
 
 
 def _content(store: ObjectStore, key: str) -> bytes | None:
+    return _content_and_etag(store, key)[0]
+
+
+def _content_and_etag(store: ObjectStore, key: str) -> tuple[bytes, str] | tuple[None, None]:
     try:
-        return store.read(key)[0]
+        return store.read(key)
     except ObjectMissingError:
-        return None
+        return None, None
 
 
 def save_job(store: ObjectStore, backend: str, job: Mapping[str, Any]) -> None:
@@ -164,7 +179,10 @@ def open_existing_run(uri: str) -> ObjectStore:
 
 def read_record(store: ObjectStore, key: str) -> dict[str, Any] | None:
     """Return a launcher's record; None without one."""
-    content = _content(store, key)
+    return _parsed(store, key, _content(store, key))
+
+
+def _parsed(store: ObjectStore, key: str, content: bytes | None) -> dict[str, Any] | None:
     if content is None:
         return None
     try:

@@ -14,7 +14,7 @@ from launch.request import RunRequest
 from lustrain.problem import UNREACHABLE, UserError
 from lustrain.progress import Progress
 from trainer.errors import EXIT_REQUEUE
-from trainer.storage import ObjectStore, open_store
+from trainer.storage import open_store
 
 
 def dry_run(request: RunRequest, plan: LaunchPlan) -> tuple[list[str], dict[str, Any]]:
@@ -42,16 +42,15 @@ def submit(
     """Start the run. UserError; the run is then as it was before, unless the scheduler may have taken the job."""
     plan = backend.plan(request, folder, environ)
     backend.check(request, plan, folder, resume=resume)
-    replaced = runs.read_replaced(request.run, plan.files)
-    store = runs.register_run(request, resume=resume, files=plan.files)
+    registered = runs.register_run(request, resume=resume, files=plan.files)
     try:
-        submission = backend.submit(request, plan, folder, store, output)
+        submission = backend.submit(request, plan, folder, registered.store, output)
     except UserError as error:
         if error.exit_code != UNREACHABLE:
-            runs.put_back(store, replaced)
+            registered.put_back()
         raise
     if submission.job is not None:
-        runs.save_job(store, request.backend, submission.job)
+        runs.save_job(registered.store, request.backend, submission.job)
     elif submission.code == EXIT_REQUEUE:
         submission = replace(submission, lines=(*submission.lines, "next: the same fab train with --resume"))
     return submission
@@ -72,13 +71,12 @@ def submit_array(
     earlier = runs.read_objects(store, plan.files)
     for key, text in plan.files.items():
         store.put(key, text.encode())
-    registered: dict[int, ObjectStore] = {}
-    replaced: dict[int, Mapping[str, bytes | None]] = {}
+    registered: dict[int, runs.Registration] = {}
     try:
         with Progress("runs", len(requests), "runs", brief=True) as progress:
             for index, request in requests.items():
-                replaced[index] = runs.read_replaced(request.run, ())
-                registered[index] = run = runs.register_run(request, resume=index in resumed, files={})
+                registered[index] = runs.register_run(request, resume=index in resumed, files={})
+                run = registered[index].store
                 # Where the answer to the submission is lost, the task is still known by its index.
                 job = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}
                 runs.save_job(run, request.backend, job | {"task": index})
@@ -86,10 +84,10 @@ def submit_array(
         submissions = backend.submit_array(requests, plan, sweep, folder)
     except UserError as error:
         if error.exit_code != UNREACHABLE:
-            for index, run in registered.items():
-                runs.put_back(run, replaced[index])
+            for registration in registered.values():
+                registration.put_back()
             runs.restore(store, earlier)
         raise
-    for request, run, submission in zip(requests.values(), registered.values(), submissions, strict=True):
-        runs.save_job(run, request.backend, submission.job or {})
+    for request, registration, submission in zip(requests.values(), registered.values(), submissions, strict=True):
+        runs.save_job(registration.store, request.backend, submission.job or {})
     return submissions

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import faulthandler
 import importlib
 import json
 import os
@@ -27,12 +26,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Ranks begin with these held and let them go once they listen, as under `trainer.node.launcher`."""
-MAIN_STACK = signal.SIGRTMIN
-"""On which a rank prints what its main thread does, and goes on.
-
-`trainer.node.ranks.STACKS` is for ranks that hang: faulthandler reads frames of other threads while they run, and a rank has
-crashed so.
-"""
 IMPORTED = (
     "trainer.train",
     "trainer.tasks.language_model",
@@ -112,7 +105,6 @@ def _be_rank(request: dict[str, Any], environment: dict[str, str], log: str, own
             os.dup2(empty.fileno(), 0)
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
-        faulthandler.register(MAIN_STACK, file=2, all_threads=False)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(request["folder"])

@@ -24,7 +24,7 @@ from trainer.interrupt.notice import OnEvent
 from trainer.loop import LoopEnd, Training, train, warm_up
 from trainer.metrics import Sink
 from trainer.metrics.relay import Relay, rank_name
-from trainer.node.ranks import STACKS
+from trainer.node.ranks import MAIN_STACK, STACKS
 from trainer.parallel import World, all_reduce_stats, choose
 from trainer.parallel.agree import run_on_all_ranks
 from trainer.parallel.heartbeat import SILENT_S, Heartbeat
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Train until done, notice or loss of the run; the exit codes are those of `trainer.errors`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     # A launcher asks for the stacks of ranks that hang; Python's own handlers may not run then.
+    faulthandler.register(MAIN_STACK, file=2, all_threads=False)
     faulthandler.register(STACKS, file=2, all_threads=True)
     with config_file(args.config) as path:
         config = configuration.load(path, args.sets, also=problems_in)

@@ -86,7 +86,8 @@ def up_steps(engine: Engine) -> dict[str, str]:
     return changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
 
 
-def run_course(live: Live, folder: Path) -> Course:
+def run_course(lives: Lives, stack: str, folder: Path) -> Course:
+    live = lives(stack)
     engine = live.engine
     spec = changed(engine.spec)
     engine.change(spec)
@@ -191,7 +192,7 @@ def name_of(resource: Mapping[str, Any]) -> str:
 def courses(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Courses]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         folders = {stack: tmp_path_factory.mktemp(f"edited-{stack}") for stack in EXAMPLES}
-        running = {stack: pool.submit(run_course, lives(stack), folder) for stack, folder in folders.items()}
+        running = {stack: pool.submit(run_course, lives, stack, folder) for stack, folder in folders.items()}
         yield lambda stack: running[stack].result()
 
 

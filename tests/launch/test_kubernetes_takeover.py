@@ -92,7 +92,7 @@ def request_in(folder: Path, *, supervised: bool = True) -> RunRequest:
 
 def begin(request: RunRequest, api: Api, made: int) -> ObjectStore:
     """Start a run of N to M nodes, of whose pods the server makes so many until the `fab train` is killed."""
-    store = runs.register_run(request, resume=False, files={})
+    store = runs.register_run(request, resume=False, files={}).store
     api.made = made
     with pytest.raises(KilledError):
         kubernetes.BACKEND.submit(request, LaunchPlan(()), Path(), store, None)
@@ -131,6 +131,14 @@ def test_launch_that_goes_on_alone_is_told(api: Api, tmp_path: Path) -> None:
     assert (found["state"], found["supervisor_is_gone"], len(found["pods"])) == ("running", True, 1)
 
 
+def test_run_is_not_resumed_beside_its_pods_as_one_of_a_fixed_size(api: Api, tmp_path: Path) -> None:
+    begin(request_in(tmp_path), api, made=1)
+    with pytest.raises(UserError) as error:
+        kubernetes.BACKEND.check(request_in(tmp_path, supervised=False), LaunchPlan(()), tmp_path, resume=True)
+    assert error.value.problems[0].path == "--resume"  # type: ignore[attr-defined]
+    assert len(api.pods) == 1
+
+
 @pytest.mark.parametrize("reached", [True, False])
 def test_job_of_a_start_that_was_killed_is_known(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
@@ -146,7 +154,7 @@ def test_job_of_a_start_that_was_killed_is_known(
             raise KilledError
 
     monkeypatch.setattr(api, "_make", make)
-    store = runs.register_run(request, resume=False, files=plan.files)
+    store = runs.register_run(request, resume=False, files=plan.files).store
     with pytest.raises(KilledError):
         kubernetes.BACKEND.submit(request, plan, Path(), store, None)
     assert bool(shown(request)["ended_job"]) is not reached

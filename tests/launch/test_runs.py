@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import subprocess
@@ -13,11 +14,13 @@ from invoke.context import Context
 
 from launch import runs, tasks
 from launch.flags import TrainFlags
-from lustrain.problem import UserError
+from lustrain.problem import UserError, problem
 from tests.checkpoint.stores import Asking
 from tests.launch.test_request import config, resolve
 from tests.processes import command_line, wait_until
-from trainer.run.journal import REQUEST
+from trainer.run.journal import CONFIG, REQUEST
+from trainer.storage import PreconditionError
+from trainer.storage.local import LocalStore
 
 EARLIER = json.loads((Path(__file__).parent / "earlier_request.json").read_text())
 """The request record of a run on its machine as commit 0720df85 stored it, in /home/me/runs."""
@@ -37,7 +40,7 @@ def test_resume_waits_for_a_launcher_that_lives(
     tmp_path: Path, host: str, words: str, taken: bool, earlier: bool
 ) -> None:
     request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
-    store = runs.register_run(request, resume=False, files={})
+    store = runs.register_run(request, resume=False, files={}).store
     record = {**EARLIER, "run": request.run} if earlier else runs.read_record(store, REQUEST) or {}
     # What has the words of `fab train` and lives.
     with subprocess.Popen([sys.executable, "-c", "input()", words], stdin=subprocess.PIPE) as launcher:
@@ -70,3 +73,51 @@ def test_request_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         arguments = {"now": True} if command == "stop" else {}
         getattr(tasks, command)(Context(), run=request.run, **arguments)
     assert requests.count(("read", REQUEST)) == 1
+
+
+def test_start_that_another_start_overtakes_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
+    store = runs.register_run(request, resume=False, files={}).store
+    other = dataclasses.replace(request, config=f"{request.config}\n# of the other start\n")
+    overtakes = iter([True])
+
+    def before(verb: str, key: str) -> None:
+        if (verb, key) == ("replace", REQUEST) and next(overtakes, False):
+            runs.register_run(other, resume=True, files={})
+
+    asking = Asking(request.run, before)
+    monkeypatch.setattr(runs, "open_store", lambda *args, **kwargs: asking)
+    with pytest.raises(UserError) as error:
+        runs.register_run(request, resume=True, files={"plan": "of the refused start"})
+    assert error.value.problems[0].path == "run.uri"  # type: ignore[attr-defined]
+    assert store.read(CONFIG)[0].decode() == other.config
+    assert {one.key for one in store.list()} == {CONFIG, REQUEST}
+
+
+def test_start_is_put_back_unless_another_has_taken_the_run(tmp_path: Path) -> None:
+    request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
+    began, refused, later = (runs.register_run(request, resume=again, files={}) for again in (False, True, True))
+    refused.put_back()
+    assert began.store.read(REQUEST)[0] == later.request
+    later.put_back()
+    assert began.store.read(REQUEST)[0] == refused.request
+
+
+class LosesAnswers(LocalStore):
+    """Of a put with a condition the first answer is lost, and the next try meets what the first has stored."""
+
+    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        etag = super().put(key, body, if_absent=if_absent, if_match=if_match)
+        if if_absent or if_match:
+            raise PreconditionError(problem("object", key, "exists already"))
+        return etag
+
+
+def test_start_whose_answer_is_lost_has_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
+    monkeypatch.setattr(runs, "open_store", lambda *args, **kwargs: LosesAnswers(request.run))
+    for resume in (False, True):
+        registered = runs.register_run(request, resume=resume, files={})
+        assert registered.store.read(REQUEST)[0] == registered.request

@@ -281,7 +281,7 @@ def registered(tmp_path: Path) -> ObjectStore:
     """The store of a run that this process has requested."""
     request = request_of(tmp_path)
     local = RunRequest(str(tmp_path / "first"), *list(vars(request).values())[1:])
-    return register_run(local, resume=False, files={})
+    return register_run(local, resume=False, files={}).store
 
 
 def request_again(store: ObjectStore, key: str) -> None:

@@ -339,7 +339,7 @@ def test_interrupted_sweep_goes_on_with_the_same_command(tmp_path: Path) -> None
 
 def test_run_of_another_machine_is_taken_over_on_request_alone(tmp_path: Path) -> None:
     plan, backend = planned(tmp_path, on="local"), TurnBackend([EXIT_DONE, EXIT_DONE, EXIT_DONE])
-    store = register_run(plan.requests[0], resume=False, files={})
+    store = register_run(plan.requests[0], resume=False, files={}).store
     body = {**(read_record(store, journal.REQUEST) or {}), "host": "another"}
     store.put(journal.REQUEST, json.dumps(body).encode())
     number = journal.begin(store, ["another"], "test")

@@ -90,10 +90,18 @@ def files_and_daemons(host: Systemd, *duties: str, check: bool = False) -> dict[
 
 def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     host = Systemd(tmp_path)
-    first = {"slurmctld.service": "ok", paths.CONF: "changed", "slurmd.service": "changed"}
+    drop_in = paths.restart_drop_in("slurmd.service")
+    first = {"slurmctld.service": "ok", paths.CONF: "changed", drop_in: "changed", "slurmd.service": "changed"}
     assert files_and_daemons(host, "compute") == first
     assert files_and_daemons(host, "compute") == dict.fromkeys(first, "ok")
     assert host.restarts == ["slurmd.service"]
+
+
+@pytest.mark.parametrize("duty", apply.DAEMONS)
+def test_systemd_starts_a_daemon_again_that_failed(tmp_path: Path, duty: str) -> None:
+    host = Systemd(tmp_path)
+    files_and_daemons(host, duty)
+    assert "Restart=on-failure" in (host.read(paths.restart_drop_in(apply.DAEMONS[duty])) or "").splitlines()
 
 
 def test_a_look_changes_nothing(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_a_slurmd_that_fails_is_started_again_by_systemd(tmp_path: Path, monkeyp
 
         def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "", keep: Sequence[str] = ()) -> Done:
             if command[:2] == ("systemctl", "restart") and command[-1] == "slurmd.service":
-                starts.append(self.read(paths.RESTART_DROP_IN) or "")
+                starts.append(self.read(paths.restart_drop_in("slurmd.service")) or "")
             if command[:2] == ("systemctl", "show"):
                 wants = {"slurmctld.service": ("inactive", "disabled"), "munge.service": ("active", "enabled")}
                 active, enabled = wants.get(command[-1], ("active", "disabled"))

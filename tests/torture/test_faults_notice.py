@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_process import MAIN_STACK
 from tests.fork_server import Job
 from tests.lab.faulty_proxy import FaultyProxy, Hold
 from tests.lab.servers import S3Place
@@ -24,6 +23,7 @@ from tests.torture.small_run import assert_same_training, attempts_stored, newes
 from trainer.checkpoint.lineage.lease import read_lease
 from trainer.errors import EXIT_PEERS
 from trainer.interrupt.signals import INSISTENT_S
+from trainer.node.ranks import MAIN_STACK
 from trainer.storage import ObjectStore, open_store
 
 pytestmark = pytest.mark.slow
@@ -163,7 +163,7 @@ def sockets(pid: int) -> int:
 
 def finishes_save(job: Job) -> bool:
     """Whether rank 0 has decided what to do about a notice, and waits for saves; it shows its stack."""
-    assert job.running(), job.said()
+    assert job.ranks[0] in job.running(), job.said()
     job.send(MAIN_STACK, [0])
     return bool(re.search(r"in _finish_save\n.* in save_on_notice", job.ranks[0].said()))
 

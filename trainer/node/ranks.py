@@ -17,10 +17,12 @@ from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE, jo
 from trainer.node.output import RankOutput
 from trainer.node.watchdog import CLOCK, MIN_HUNG_S, overdue_s
 
+MAIN_STACK = signal.SIGRTMIN
+"""On which a rank prints the stack of its main thread, and goes on (`trainer.train.run`)."""
 STACKS = signal.SIGUSR2
-"""On which a rank prints the stacks of its threads (`trainer.train.run`)."""
+"""On which it prints those of all its threads. This may crash it: the others run while faulthandler reads their frames."""
 STACKS_S = 1.0
-"""What the ranks of a node need for that."""
+"""What the ranks of a node need for either."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that a launcher passes on to its ranks."""
 
@@ -89,8 +91,9 @@ class Ranks:
             return self._hung
         self._hung = True
         fix = "look where each rank waits; its stack is above"
-        self.send(STACKS)
-        time.sleep(STACKS_S)
+        for number in (MAIN_STACK, STACKS):
+            self.send(number)
+            time.sleep(STACKS_S)
         print(f"no step has ended for {seconds:.0f} s: the ranks hang, and are killed; fix: {fix}", file=sys.stderr)
         self.kill()
         return True

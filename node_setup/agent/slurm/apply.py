@@ -127,6 +127,8 @@ def steps(host: Host, wanted: Wanted, clock: Clock = SYSTEM_CLOCK) -> Iterator[S
     for file in wanted.files:
         yield file_step(host, file, daemons)
     for daemon in daemons:
+        header = paths.HEADER if wanted.enabled else paths.STACK_HEADER
+        yield file_step(host, File(paths.restart_drop_in(daemon), f"{header}{RESTARTS}"), ())
         yield service(host, daemon, clock, enabled=wanted.enabled)
 
 

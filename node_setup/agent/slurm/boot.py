@@ -183,7 +183,6 @@ def _steps(
                 yield _answers(host, clock)
                 yield no_predecessor(host, clock)
             yield apply.file_step(host, _options(mine, seen), (apply.DAEMONS["compute"],))
-            yield apply.file_step(host, File(paths.RESTART_DROP_IN, f"{paths.STACK_HEADER}{apply.RESTARTS}"), ())
         yield step
     if mine.duty == "controller" and mine.scaling:
         yield apply.file_step(host, File(paths.SCALING, json.dumps(mine.scaling) + "\n"), (WATCH,))

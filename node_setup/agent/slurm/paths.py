@@ -16,10 +16,14 @@ OPTIONS = scheduler.OPTIONS
 WATCH_UNIT = "/etc/systemd/system/lustrain-slurm.service"
 STATE_MOUNT = "/etc/systemd/system/var-spool-slurmctld.mount"
 STATE_DROP_IN = "/etc/systemd/system/slurmctld.service.d/90-lustrain.conf"
-RESTART_DROP_IN = "/etc/systemd/system/slurmd.service.d/90-lustrain-restart.conf"
-"""Not in the file with slurmd's limits, which is of the settings (`owned.SLURMD`)."""
 SCALING = "/etc/lustrain/scaling.json"
 """On the controller of a stack with groups that go to zero: which, and after how long without a job."""
 RESTART_OWED = "/run/lustrain/slurm-restart.json"
 """Units whose files changed and that were not restarted yet: it outlives an agent that is killed in between, and a boot makes
 it void."""
+
+
+def restart_drop_in(unit: str) -> str:
+    """Return the file that has systemd start the unit again. Of slurmd, limits are in another one, of the settings
+    (`owned.SLURMD`)."""
+    return f"/etc/systemd/system/{unit}.d/90-lustrain-restart.conf"

@@ -27,8 +27,7 @@ Options=noatime
 DROP_IN = f"""{paths.STACK_HEADER}[Unit]
 # On the root volume slurmctld would begin with an empty queue.
 RequiresMountsFor={paths.STATE}
-
-{apply.RESTARTS}"""
+"""
 
 
 def steps(host: Host, volume: str, wait_s: float, clock: apply.Clock) -> Iterator[apply.Step]:
