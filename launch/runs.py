@@ -72,12 +72,10 @@ def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str])
     replaced = {REQUEST: before, **(dict.fromkeys(others) if before is None else read_objects(store, others))}
     taken = encode_record(body)
     try:
-        store.put(REQUEST, taken, if_absent=etag is None, if_match=etag)
-    except PreconditionError:
-        # Where the answer to the first try was lost, the second one met what the first had stored.
-        if _content(store, REQUEST) != taken:
-            fix = f"look at it: fab status {request.run}; or choose another --name or run.uri"
-            raise UserError(problem("run.uri", request.run, "another start took it just now", fix=fix)) from None
+        store.swap(REQUEST, taken, etag)
+    except (PreconditionError, ObjectMissingError):
+        fix = f"look at it: fab status {request.run}; or choose another --name or run.uri"
+        raise UserError(problem("run.uri", request.run, "another start took it just now", fix=fix)) from None
     for key, text in written.items():
         store.put(key, text.encode())
     store.delete(STOP)

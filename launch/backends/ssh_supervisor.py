@@ -23,7 +23,7 @@ from lustrain.problem import UserError, problem
 from lustrain.progress import print_line
 from node_setup.fleet.hosts import Node
 from trainer.run import journal
-from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
+from trainer.storage import ObjectMissingError, ObjectStore, open_store
 
 
 def check(body: dict[str, Any], *, resume: bool) -> None:
@@ -73,13 +73,7 @@ def adopt(store: ObjectStore, run: str, requested: float) -> None:
     record = json.loads(data)
     if record.get(journal.REQUESTED_AT) != requested:
         raise UserError(problem("run.uri", run, f"{record.get('by')} has requested it since", fix=f"fab status {run}"))
-    body = journal.encode_record(record | {"host": platform.node(), "pid": os.getpid()})
-    try:
-        store.put(journal.REQUEST, body, if_match=etag)
-    except PreconditionError:
-        # When an answer is lost, the store's retry meets its own success.
-        if store.read(journal.REQUEST)[0] != body:
-            raise
+    store.swap(journal.REQUEST, journal.encode_record(record | {"host": platform.node(), "pid": os.getpid()}), etag)
 
 
 def record_supervisor(store: ObjectStore, run: str, outside: Cluster, name: str, listed: Sequence[Node]) -> None:

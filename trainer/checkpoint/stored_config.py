@@ -20,7 +20,7 @@ from awscrt.checksums import crc64nvme
 from lustrain.problem import UserError, problem
 from trainer import __version__
 from trainer.config import RECORDED, REMOVED, Config, default_settings, parse_toml, to_toml
-from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
+from trainer.storage import ObjectMissingError, ObjectStore
 
 FORMAT = 1
 KEY = "config.toml"
@@ -190,12 +190,7 @@ def record(
         if wanted == stored.settings:
             return {}
         changes = differences(stored.settings, wanted, defaults_with(fingerprint_defaults))
-    body = encode(config, fingerprint)
-    try:
-        store.put(KEY, body, if_absent=stored is None, if_match=stored.etag if stored else None)
-    except PreconditionError:
-        if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
-            raise
+    store.swap(KEY, encode(config, fingerprint), stored.etag if stored else None)
     return changes
 
 

@@ -40,14 +40,12 @@ def _put_part(store: ObjectStore, prefix: str, generation: int, part: int, body:
     A part that is already stored is an earlier try of ours whose answer was lost, or another writer's.
     """
     while True:
-        key = PartName(generation, part).key(prefix)
         try:
-            store.put(key, body, if_absent=True)
+            store.swap(PartName(generation, part).key(prefix), body, None)
         except PreconditionError:
-            if store.read(key)[0] != body:
-                part += 1
-                continue
-        return part + 1
+            part += 1
+        else:
+            return part + 1
 
 
 class RunLog:

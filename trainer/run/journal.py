@@ -111,14 +111,11 @@ def begin(store: ObjectStore, nodes: Sequence[str], by: str, idle: Sequence[str]
     number = records[-1]["attempt"] + 1 if records else 1
     body = {"version": VERSION, "attempt": number, "nodes": list(nodes), "by": by, "started": time.time()}
     body |= {"idle": list(idle)} if idle else {}
-    encoded = encode_record(body)
     try:
-        store.put(attempt_key(number), encoded, if_absent=True)
+        store.swap(attempt_key(number), encode_record(body), None)
     except PreconditionError:
-        # When an answer is lost, the store's retry meets its own success.
-        if store.read(attempt_key(number))[0] != encoded:
-            why = "another launcher has begun it at the same moment"
-            raise LostRunError(problem("attempt", number, why, fix="let that one go on")) from None
+        why = "another launcher has begun it at the same moment"
+        raise LostRunError(problem("attempt", number, why, fix="let that one go on")) from None
     return number
 
 

@@ -77,8 +77,19 @@ class ObjectStore(ABC):
     def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
         """Store a small object and return its etag; with a condition, atomically, or raise PreconditionError.
 
-        When an answer is lost, the retry may meet its own earlier success as PreconditionError: the caller compares the body.
+        When an answer is lost, the retry may meet its own earlier success as PreconditionError: `swap` compares the body.
         """
+
+    def swap(self, key: str, body: bytes, etag: str | None) -> str:
+        """Replace the small object that had `etag` (None: create it) and return its new etag; PreconditionError where another
+        body was stored before."""
+        try:
+            return self.put(key, body, if_absent=etag is None, if_match=etag)
+        except PreconditionError:
+            found, found_etag = self.read(key)
+            if found != body:
+                raise
+            return found_etag
 
     @abstractmethod
     def put_file(self, key: str, path: str, size: int, crc64nvme: int) -> None:

@@ -199,13 +199,10 @@ def _utc_now() -> str:
 
 def _put(store: ObjectStore, record: LeaseRecord, etag: str | None) -> str | None:
     """Replace the lease that had `etag` (None: create it) and return the new etag; None when it was replaced before."""
-    body = record.encode()
     try:
-        return store.put(LEASE, body, if_absent=etag is None, if_match=etag)
+        return store.swap(LEASE, record.encode(), etag)
     except PreconditionError:
-        # When an answer is lost, the store's retry meets its own success.
-        now, now_etag = store.read(LEASE)
-        return now_etag if now == body else None
+        return None
 
 
 def _read(store: ObjectStore) -> tuple[LeaseRecord, str] | None:
