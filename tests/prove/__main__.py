@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"ONLY = {', '.join(unknown)}: no such scene; allowed: {', '.join(one.name for one in SCENES)}")
     scenes = [scene for scene in SCENES if scene.name in names or not names]
     if flags.list:
-        rows = [(scene.name, str(len(scene.tests)), f"{scene.limit_min:g} min", scene.real) for scene in scenes]
-        print(*table(("scene", "entries", "limit", "what is real"), rows), sep="\n")
+        rows = [(scene.name, str(len(scene.tests)), scene.real) for scene in scenes]
+        print(*table(("scene", "entries", "what is real"), rows), sep="\n")
         return 0
     # Daemons that a scene leaves behind become children of this process, which ends them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -17,8 +17,6 @@ class Scene:
     """What is real in it, for the table."""
     tests: tuple[str, ...]
     """Files, or FILE::FUNCTION where only some tests of a file need what is real."""
-    limit_min: float = 30
-    """Ends a scene that hangs: several times what it takes on two busy cores."""
 
 
 SCENES = (
@@ -136,7 +134,6 @@ SCENES = (
             "tests/images/test_tasks.py::test_image_goes_from_its_plan_to_a_registry_and_into_record",
             "tests/images/test_verify.py::test_the_image_we_build_passes_and_a_fault_on_top_fails",
         ),
-        limit_min=60,
     ),
     Scene(
         "launch-local",
@@ -152,13 +149,11 @@ SCENES = (
         "launch-slurm",
         "Slurm on lab nodes, fab train: lost nodes, notices, requeues",
         ("tests/launch/test_launch_slurm.py",),
-        limit_min=60,
     ),
     Scene(
         "own-slurm",
         "fab slurm-up: munge and Slurm of lab nodes that had none, fab train on them: a lost node, a new one",
         ("tests/launch/test_own_slurm.py",),
-        limit_min=60,
     ),
     Scene(
         "cloud-slurm",
@@ -169,7 +164,6 @@ SCENES = (
         "rehearse-slurm",
         "fab rehearse --slurm: Pulumi engine, image, a stack's Slurm on lab nodes, a notice, a lost and replaced node",
         ("tests/lab/test_rehearsal_slurm.py::test_rehearsal_by_slurm_keeps_its_promises",),
-        limit_min=90,
     ),
     Scene(
         "launch-ssh",
@@ -207,7 +201,6 @@ SCENES = (
         "noise",
         "Slurm on lab nodes, fab train, S3 server: nodes, links, daemons, ranks and the store break, drawn from a seed",
         ("tests/torture/test_noise.py",),
-        limit_min=60,
     ),
     Scene(
         "kills",

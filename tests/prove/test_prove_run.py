@@ -85,7 +85,7 @@ def test_a_scene_that_dies_in_the_middle_fails(scene_run: SceneRun, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_scene_that_hangs_ends_at_its_limit_with_stacks(scene_run: SceneRun, tmp_path: Path) -> None:
-    result = scene_run.run(replace(scene(tmp_path, HANGS), limit_min=5 / 60))
+    result = replace(scene_run, limit_min=5 / 60).run(scene(tmp_path, HANGS))
     assert result.verdict == TIMED_OUT
     # A machine may be so slow that nothing was collected by then; the stacks are shown where pytest had come to the test.
     if result.count.passed:
