@@ -36,8 +36,18 @@ class Registration:
         if _content(self.store, REQUEST) != self.request:
             return
         after = json.loads(self.request)["after"]
-        if not any(record["attempt"] > after for record in read(self.store)):
-            restore(self.store, self.replaced)
+        if any(record["attempt"] > after for record in read(self.store)):
+            return
+        job = read_record(self.store, SUBMITTED) or {}
+        replaced = dict(self.replaced)
+        if (job.get("host"), job.get("pid")) != (platform.node(), os.getpid()):
+            # The start before this one may have got its job only now.
+            del replaced[SUBMITTED]
+        restore(self.store, replaced)
+
+    def earlier_job(self, backend: str) -> dict[str, Any]:
+        """Return the scheduler's job that the run had before, as `save_job` recorded it; empty without one."""
+        return (_parsed(self.store, SUBMITTED, self.replaced[SUBMITTED]) or {}).get(backend) or {}
 
 
 def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> Registration:
@@ -152,7 +162,7 @@ def _content_and_etag(store: ObjectStore, key: str) -> tuple[bytes, str] | tuple
 
 def save_job(store: ObjectStore, backend: str, job: Mapping[str, Any]) -> None:
     """Record the scheduler's job under the backend's name."""
-    body = {"version": VERSION, "host": platform.node(), backend: dict(job)}
+    body = {"version": VERSION, "host": platform.node(), "pid": os.getpid(), backend: dict(job)}
     store.put(SUBMITTED, encode_record(body))
 
 

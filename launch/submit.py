@@ -76,10 +76,9 @@ def submit_array(
         with Progress("runs", len(requests), "runs", brief=True) as progress:
             for index, request in requests.items():
                 registered[index] = runs.register_run(request, resume=index in resumed, files={})
-                run = registered[index].store
                 # Where the answer to the submission is lost, the task is still known by its index.
-                job = (runs.read_record(run, runs.SUBMITTED) or {}).get(request.backend) or {}
-                runs.save_job(run, request.backend, job | {"task": index})
+                job = registered[index].earlier_job(request.backend) | {"task": index}
+                runs.save_job(registered[index].store, request.backend, job)
                 progress.advance()
         submissions = backend.submit_array(requests, plan, sweep, folder)
     except UserError as error:

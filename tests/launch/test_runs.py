@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -103,6 +104,22 @@ def test_start_is_put_back_unless_another_has_taken_the_run(tmp_path: Path) -> N
     assert began.store.read(REQUEST)[0] == later.request
     later.put_back()
     assert began.store.read(REQUEST)[0] == refused.request
+
+
+@pytest.mark.parametrize(("taker", "left"), [("this start", "1"), ("the start before", "2")])
+def test_start_is_put_back_with_its_own_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str, left: str
+) -> None:
+    request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
+    store = runs.register_run(request, resume=False, files={}).store
+    runs.save_job(store, "slurm", {"job": "1"})
+    refused = runs.register_run(request, resume=True, files={})
+    with monkeypatch.context() as patch:
+        if taker == "the start before":
+            patch.setattr(os, "getpid", lambda: 0)
+        runs.save_job(store, "slurm", {"job": "2"})
+    refused.put_back()
+    assert runs.read_jobs(store)["slurm"] == {"job": left}
 
 
 class LosesAnswers(LocalStore):
