@@ -370,10 +370,11 @@ def take_over(
     if not records or "ended" in records[-1]:
         return None
     record = records[-1]
+    number = record["attempt"]
     nodes = nodes_of_launch(record["nodes"], runs.read_record(store, runs.SUBMITTED), run, cluster, list_nodes())
-    print_line(f"launch {record['attempt']} on {', '.join(record['nodes'])} goes on, and is taken over")
-    code = executor.follow(record["attempt"], nodes, age_s=time.time() - record["started"])
-    done = journal.finish(store, record["attempt"], code)
+    print_line(f"launch {number} on {', '.join(record['nodes'])} goes on, and is taken over")
+    age_s = None if journal.ranks_met(store, number) else time.time() - record["started"]
+    done = journal.finish(store, number, executor.follow(number, nodes, age_s=age_s))
     return Stop(DONE, "all steps are done") if done["code"] == DONE else None
 
 

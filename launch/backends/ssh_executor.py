@@ -152,7 +152,7 @@ class SshExecutor:
     ) -> int:
         """Wait for the end of a launch, and return the job's exit code.
 
-        `age_s`: seconds since another process began it, which may be about to start it.
+        `age_s`: seconds since another process began it, where some of its launchers may still be to start.
         """
         unit, patience = unit_name(self._plan.run, number), self._plan.patience
         self.newest_launch = max(self.newest_launch, number)

@@ -63,6 +63,7 @@ from tests.fork_server import PATIENCE_S
 from tests.launch.test_logs import looks
 from tests.launch.test_request import EC2, cluster, config, resolve
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PEERS, EXIT_REQUEUE
+from trainer.metrics.runlog import RunLog
 from trainer.run import journal
 from trainer.storage import ObjectStore, StorageError, open_store
 
@@ -729,6 +730,21 @@ def test_taken_over_launch_is_followed_to_its_end_or_refused(
     assert end is not None
     assert (end.code, journal.read(store)[0]["code"]) == (EXIT_DONE, EXIT_DONE)
     assert ssh.take_over(executor, store, store.uri, on, list) is None
+
+
+@pytest.mark.parametrize(("met", "code"), [(False, EXIT_DONE), (True, EXIT_PEERS)])
+def test_node_of_a_taken_over_launch_may_still_start_until_ranks_have_met(
+    following: Callable[..., SshExecutor], tmp_path: Path, met: bool, code: int
+) -> None:
+    on, store = cluster(**MACHINES), open_store(str(tmp_path / "first"))
+    number = journal.begin(store, ["a"], "test")
+    log = RunLog(store, 1, flush_s=60.0, launch_attempt=number)
+    log.event("started" if met else "notice", {"step": 0})
+    log.close()
+    gone, done = shown("inactive", "dead"), shown("active", "exited", 1).replace(UNIT, unit_name(store.uri, number))
+    executor = following(ScriptedNodes(a=[*[gone] * 8, done]), [A], [], store.uri)
+    ssh.take_over(executor, store, store.uri, on, lambda: [A])
+    assert journal.read(store)[0]["code"] == code
 
 
 def test_stop_now_names_the_nodes_that_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

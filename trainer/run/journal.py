@@ -24,6 +24,7 @@ from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, LostRunError, job_exit_code
 from trainer.metrics.reader import parts_of, read_each, read_part
 from trainer.metrics.records import EVENTS, STEPS
+from trainer.metrics.timeline import BEGAN
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
 FOLDER = "launch/"
@@ -164,6 +165,11 @@ def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any
     return codes | {"blamed": blamed, ERROR: error}
 
 
+def ranks_met(store: ObjectStore, number: int) -> bool:
+    """Return whether all ranks of a launch are known to have met, so that no launcher of it is still to start."""
+    return any(one["event"] in BEGAN for one in _events(store, number)[1])
+
+
 def is_over(store: ObjectStore, number: int) -> bool:
     """Return whether only lost nodes are left of a launch: all that have not reported its end are silent by others' reports.
 
@@ -209,7 +215,7 @@ def launch_result(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, An
     result: dict[str, Any] = {
         "noticed": [node for node in record["nodes"] if node.partition(".")[0] in _short(noticed)]
     }
-    began = next((one["step"] for one in events if one["event"] in ("started", "resumed")), None)
+    began = next((one["step"] for one in events if one["event"] in BEGAN), None)
     if not generations or began is None:
         return result
     saved = [one.step for one in committed(store) if one.generation == generations[-1]]
